@@ -2,12 +2,17 @@
 
     python benchmarks/loader.py [--data=prepared/] [--length=128] [--batch_size=256] \\
         [--masking=span]
+    python benchmarks/loader.py --objectives [--length=512]
 
 Ours is the complete loader from records to masked pairs: reading, segmentation, shuffling,
 assembling, masking. The collator only pads and masks sequences that are already cut (ours,
 unmasked, from the same kind of batches); it always masks single pieces. Both take turns in one run.
 Sequences/s per core divide by the CPU time of all threads; the table has the median of the rounds.
 Without --data the records are synthetic: in memory, with lognormal sentences of 24 tokens.
+
+With --objectives, the table has one row per objective, a mixture of two sources, and the packing of
+a window into rows. All rows of the table take turns in each round. The collator's rate is that of
+masking; it has no counterpart for the other objectives.
 """
 
 import argparse
@@ -26,9 +31,31 @@ import torch
 import transformers
 
 from bertjax.data.batches import loader, mixture
+from bertjax.data.batches.rng import RowRandom, row_keys
 from bertjax.data.prepared import store
 from bertjax.data.tokenizers import tokenizer, vocabulary
-from bertjax.objectives import mlm
+from bertjax.objectives import (
+    causal_lm,
+    denoisers,
+    mlm,
+    prefix_denoisers,
+    prefix_lm,
+    span_corruption,
+)
+
+OBJECTIVES = {  # {row of the table: (module, config)}
+    "mlm, pairs": (mlm, mlm.Config()),
+    "mlm, packed": (mlm, mlm.Config(pair="none", packing=True)),
+    "mlm, whole words": (mlm, mlm.Config(masking="whole_word")),
+    "mlm, n-grams": (mlm, mlm.Config(masking="ngram")),
+    "mlm, spans": (mlm, mlm.Config(masking="span")),
+    "span_corruption": (span_corruption, span_corruption.Config()),
+    "prefix_lm": (prefix_lm, prefix_lm.Config()),
+    "prefix_lm, encoder-decoder": (prefix_lm, prefix_lm.Config(kind="encoder_decoder")),
+    "denoisers": (denoisers, denoisers.Config()),
+    "prefix_denoisers": (prefix_denoisers, prefix_denoisers.Config()),
+    "causal_lm": (causal_lm, causal_lm.Config()),
+}
 
 RECORD_TOKENS = 8192
 RECORDS = 3000  # three windows
@@ -100,6 +127,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=256)
     parser.add_argument("--batches", type=int, default=400, help="number of our batches per round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--objectives", action="store_true", help="one row for each objective")
     parser.add_argument("--masking", choices=mlm.MASKINGS, default="token")
     flags = parser.parse_args()
     torch.set_num_threads(1)
@@ -112,10 +140,13 @@ def main() -> None:
     config = mlm.Config(masking=flags.masking)
     sampling = mlm.sampling(config, flags.length, words)
 
-    def batches_of(transform: loader.Transform) -> mixture.Mixture:
-        samples = loader.Stream(dataset, sampling, seed=0)
-        order = mixture.Order({"": 1.0}, 0)
-        return mixture.Mixture({"": samples}, order, transform, batch_size=flags.batch_size)
+    def batches_of(
+        transform: loader.Transform, sampling: loader.Sampling = sampling, sources: int = 1
+    ) -> mixture.Mixture:
+        names = [str(number) for number in range(sources)]
+        streams = {name: loader.Stream(dataset, sampling, seed=int(name)) for name in names}
+        order = mixture.Order(dict.fromkeys(names, 1.0), 0)
+        return mixture.Mixture(streams, order, transform, batch_size=flags.batch_size)
 
     stream = batches_of(functools.partial(mlm.transform, config, flags.length, words))
     unmasked = batches_of(lambda batch, rng: batch)
@@ -148,11 +179,30 @@ def main() -> None:
             collator(batch)
         return len(their_batches) * flags.batch_size
 
-    contenders = {
-        "bertjax, Mixture.batch": in_line,
-        "bertjax, train_batches": ahead,
-        "transformers collator": theirs,
-    }
+    def objective(module, config, sources: int = 1) -> Callable[[int], int]:
+        transform = functools.partial(module.transform, config, flags.length, words)
+        mixed = batches_of(transform, module.sampling(config, flags.length, words), sources)
+
+        def build(_: int) -> int:
+            # The same batches in every round, so that no round reads a new window.
+            for step in range(flags.batches):
+                mixed.batch(step)
+            return flags.batches * flags.batch_size
+
+        return build
+
+    def packed(_: int) -> int:
+        packer = causal_lm.sampling(causal_lm.Config(), flags.length, words)
+        window = packer.window(dataset.read(np.arange(min(1000, dataset.num_records))))
+        return len(packer.segment(window, RowRandom(row_keys(0, 0, np.array([0])))))
+
+    if flags.objectives:
+        contenders = {name: objective(*pair) for name, pair in OBJECTIVES.items()}
+        contenders["mixture of two, causal_lm"] = objective(causal_lm, causal_lm.Config(), 2)
+        contenders["packing of a window"] = packed
+    else:
+        contenders = {"bertjax, Mixture.batch": in_line, "bertjax, train_batches": ahead}
+    contenders["transformers collator"] = theirs
     rates = {name: [] for name in contenders}
     for turn in range(flags.rounds + 1):
         for name, work in contenders.items():
@@ -160,18 +210,21 @@ def main() -> None:
             if turn:  # the first turn warms up
                 rates[name].append(rate)
 
+    masking = "one row for each objective" if flags.objectives else f"masking {flags.masking}"
     print(
         f"{dataset.num_tokens:,} tokens, length {flags.length}, batch {flags.batch_size}, "
-        f"masking {flags.masking}, median of {flags.rounds} rounds"
+        f"{masking}, median of {flags.rounds} rounds"
     )
-    print(f"{'':24}{'seq/s':>12}{'seq/s/core':>12}{'ratio':>8}")
+    print(f"{'':28}{'seq/s':>12}{'seq/s/core':>12}{'ratio':>8}")
     medians = {
         name: [statistics.median(column) for column in zip(*rate, strict=True)]
         for name, rate in rates.items()
     }
     base = medians["transformers collator"][1]
     for name, (clock, cpu) in medians.items():
-        print(f"{name:24}{clock:12,.0f}{cpu:12,.0f}{cpu / base:8.1f}")
+        has_peer = not flags.objectives or name.startswith(("mlm", "transformers"))
+        ratio = f"{cpu / base:8.1f}" if has_peer else ""
+        print(f"{name:28}{clock:12,.0f}{cpu:12,.0f}{ratio}")
 
 
 if __name__ == "__main__":

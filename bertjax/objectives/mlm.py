@@ -173,7 +173,9 @@ def transform(
     candidates_BL = real_BL & (ids_BL != specials.cls) & (ids_BL != specials.sep)
     limit = predictions(config, length)
     counts_B = masking.counts(real_BL.sum(axis=1), config.mask_rate, limit)
-    continues_BL = vocabulary.continuations[ids_BL]
+    continues_BL = None
+    if config.masking != "token":
+        continues_BL = vocabulary.continuations[ids_BL.astype(np.intp)]
     positions_BP, weights_BP = _choose(config, candidates_BL, continues_BL, counts_B, limit, rng)
     deciders_BP = None
     if config.masking == "span":
@@ -184,7 +186,7 @@ def transform(
         weights_BP,
         rng,
         mask_id=specials.mask,
-        random_ids=np.flatnonzero(~vocabulary.special_mask),
+        random_ids=vocabulary.ordinary_ids,
         mask_token_rate=config.mask_token_rate,
         random_token_rate=config.random_token_rate,
         deciders_BP=deciders_BP,
@@ -200,13 +202,16 @@ def transform(
 def _choose(
     config: Config,
     candidates_BL: np.ndarray,
-    continues_BL: np.ndarray,
+    continues_BL: np.ndarray | None,
     counts_B: np.ndarray,
     limit: int,
     rng: RowRandom,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Chooses the positions to predict; returns positions and weights, [B, P] each."""
-    if config.masking == "token":
+    """Chooses the positions to predict; returns positions and weights, [B, P] each.
+
+    continues_BL: as in `masking.choose_words`; None if single tokens are masked.
+    """
+    if continues_BL is None:
         return masking.choose_tokens(candidates_BL, counts_B, limit, rng)
     if config.masking == "whole_word":
         return masking.choose_words(candidates_BL, continues_BL, counts_B, limit, rng)

@@ -141,7 +141,7 @@ class Corruption:
         rng: the random numbers for the rows of the batch.
         """
         inputs, targets = self.split(batch, rng)
-        real_BK = batch["piece_sizes"] > 0
+        real_BK = layout.used(batch["piece_sizes"]) > 0
         return layout.encoder_decoder(
             layout.ended(*inputs, real_BK, self.end),
             layout.ended(*targets, real_BK, self.end),
@@ -157,17 +157,16 @@ class Corruption:
 
         They have no EOS. Arguments as in `corrupt`.
         """
-        tokens, sizes_BK = layout.pieces_of(batch), batch["piece_sizes"]
-        counts_BK, spans_BK = np.zeros_like(sizes_BK), np.zeros_like(sizes_BK)
-        for i, noise in enumerate(self.noises):
-            rows = batch["noise"] == i
-            counts_BK[rows], spans_BK[rows] = noise.counts(sizes_BK[rows], len(self.sentinels))
-        noise_T = spans.noise_mask(sizes_BK, counts_BK, spans_BK, rng)
+        tokens, sizes_BK = layout.pieces_of(batch), layout.used(batch["piece_sizes"])
+        kinds = zip(*((noise.density, noise.mean_length) for noise in self.noises), strict=True)
+        density_B1, mean_B1 = (np.take(kind, batch["noise"])[:, None] for kind in kinds)
+        counts_BK, spans_BK = spans.counts(sizes_BK, density_B1, mean_B1, len(self.sentinels))
+        noise_runs, text_runs = spans.noise_runs(sizes_BK, counts_BK, spans_BK, rng)
 
         real_BK = sizes_BK > 0
-        pieces = tokens, noise_T, sizes_BK[real_BK], self.sentinels
-        inputs, input_sizes = spans.noise_span_to_unique_sentinel(*pieces)
-        targets, target_sizes = spans.nonnoise_span_to_unique_sentinel(*pieces)
+        sizes_P = sizes_BK[real_BK]
+        inputs, input_sizes = spans.replace(tokens, noise_runs, sizes_P, self.sentinels)
+        targets, target_sizes = spans.replace(tokens, text_runs, sizes_P, self.sentinels)
         if self.modes:
             modes_BK = np.broadcast_to(np.take(self.modes, batch["noise"])[:, None], sizes_BK.shape)
             starts = np.cumsum(input_sizes) - input_sizes
@@ -188,9 +187,8 @@ class PrefixCorruption(Corruption):
     def limits(self) -> np.ndarray:
         """int64[N]: for each kind of noise, the tokens in the longest piece of text that fits a
         row."""
-        sizes = np.arange(1, self.length + 1)
-        costs = [self.costs(i, sizes)[0] for i in range(len(self.noises))]
-        return np.array([np.count_nonzero(cost_P <= self.length) for cost_P in costs])
+        room = self.length, self.front, len(self.sentinels)
+        return np.array([_longest_prefixed(noise, *room) for noise in self.noises])
 
     @property
     def width(self) -> int:
@@ -204,10 +202,7 @@ class PrefixCorruption(Corruption):
 
     def costs(self, noise: int, sizes: np.ndarray) -> np.ndarray:
         """Returns int64[1, P]: how many tokens of a row pieces of `sizes` tokens take."""
-        if np.isinf(self.noises[noise].mean_length):
-            return self.front + sizes[None] + 1
-        inputs, targets = super().costs(noise, sizes)
-        return (inputs + targets - 1)[None]  # without the EOS of the inputs
+        return _prefixed_cost(self.noises[noise], sizes, self.front, len(self.sentinels))[None]
 
     def corrupt(self, batch: packing.Batch, rng: RowRandom) -> packing.Batch:
         """Corrupts a batch made by `assemble`; returns the features of `layout.lay_out_prefixed`.
@@ -215,7 +210,7 @@ class PrefixCorruption(Corruption):
         rng: the random numbers for the rows of the batch.
         """
         (inputs, input_sizes), (targets, target_sizes) = self.split(batch, rng)
-        real_BK = batch["piece_sizes"] > 0
+        real_BK = layout.used(batch["piece_sizes"]) > 0
         is_plain = np.isinf([noise.mean_length for noise in self.noises])[batch["noise"]]
         is_plain_P = np.broadcast_to(is_plain[:, None], real_BK.shape)[real_BK]
         # A plain piece has a sentinel at the end of its inputs, if it has noise, and at the start
@@ -241,3 +236,18 @@ class PrefixCorruption(Corruption):
             tokens, sizes_BK, prefix_BK, self.length, self.pad, start=self.start,
             packing=self.packing,
         )  # fmt: skip
+
+
+def _prefixed_cost(noise: spans.Noise, sizes: np.ndarray, front: int, max_spans: int) -> np.ndarray:
+    """Returns int64[P]: how many tokens of a decoder's row pieces of `sizes` tokens take."""
+    if np.isinf(noise.mean_length):
+        return front + sizes + 1
+    inputs, targets = noise.lengths(sizes, max_spans)
+    return front + inputs + targets - 1  # without the EOS of the inputs
+
+
+@functools.lru_cache(maxsize=64)  # samplers are made anew for each batch
+def _longest_prefixed(noise: spans.Noise, length: int, front: int, max_spans: int) -> int:
+    """Returns the number of tokens in the longest piece that fits a decoder's row of `length`."""
+    costs = _prefixed_cost(noise, np.arange(1, length + 1), front, max_spans)
+    return int(np.count_nonzero(costs <= length))

@@ -21,7 +21,21 @@ FeatureTable = dict[str, tuple[tuple[int, ...], type]]
 def pieces_of(batch: Batch) -> np.ndarray:
     """Returns int32[T]: the tokens of a batch made by `packing.assemble`, without padding."""
     ids_BW = batch["input_ids"]
-    return ids_BW[np.arange(ids_BW.shape[1]) < batch["piece_sizes"].sum(axis=1)[:, None]]
+    return ids_BW[filled(batch["piece_sizes"], ids_BW.shape[1])]
+
+
+def filled(sizes_BK: np.ndarray, length: int) -> np.ndarray:
+    """Returns bool[B, L]: true at the tokens of a row's pieces, false in its padding."""
+    total_B = sizes_BK.sum(axis=1, dtype=np.int32)
+    return np.arange(length, dtype=np.int32) < total_B[:, None]
+
+
+def used(sizes_BK: np.ndarray) -> np.ndarray:
+    """Returns sizes_BK without the last slots that are empty in every row, but at least one slot.
+
+    Rows have far more slots than pieces unless texts are very short, and each costs time.
+    """
+    return sizes_BK[:, : max(1, int((sizes_BK > 0).sum(axis=1).max(initial=0)))]
 
 
 def lay_out(
@@ -32,7 +46,8 @@ def lay_out(
 
     tokens_T: tokens of all pieces in order. sizes_BK: sizes of the pieces of each row, then zeros.
     """
-    real_BL = np.arange(length) < sizes_BK.sum(axis=1)[:, None]
+    sizes_BK = used(sizes_BK)
+    real_BL = filled(sizes_BK, length)
     ids_BL = np.full(real_BL.shape, pad, np.int32)
     ids_BL[real_BL] = tokens_T
     if not packing:
@@ -40,10 +55,11 @@ def lay_out(
     slot_BK = np.broadcast_to(np.arange(1, sizes_BK.shape[1] + 1, dtype=np.int32), sizes_BK.shape)
     start_BK = (np.cumsum(sizes_BK, axis=1) - sizes_BK).astype(np.int32)
     position_BL = np.arange(length, dtype=np.int32) - _spread(start_BK, sizes_BK, length)
+    position_BL *= real_BL
     return {
         "input_ids": ids_BL,
         "segment_ids": _spread(slot_BK, sizes_BK, length),
-        "position_ids": np.where(real_BL, position_BL, np.int32(0)),
+        "position_ids": position_BL,
     }
 
 
@@ -105,7 +121,9 @@ def lay_out_prefixed(
     """
     rows = lay_out_targets(tokens_T, sizes_BK, length, pad, start=start, packing=packing)
     if packing:
-        split_BL = _spread(prefix_BK.astype(np.int32), sizes_BK, length)
+        sizes_BK = used(sizes_BK)
+        prefix_BK = prefix_BK[:, : sizes_BK.shape[1]].astype(np.int32)
+        split_BL = _spread(prefix_BK, sizes_BK, length)
         position_BL = rows["position_ids"]
     else:
         split_BL, position_BL = prefix_BK, np.arange(length)

@@ -296,11 +296,15 @@ def assemble(window: Window, table: np.ndarray, width: int, pad: int) -> Batch:
     pad: the id that fills a row after its last piece.
     """
     sizes_BK = table["size"]
-    sizes_P = sizes_BK[sizes_BK > 0]
-    shift_P = table["start"][sizes_BK > 0] - (np.cumsum(sizes_P) - sizes_P)
-    source_T = np.repeat(shift_P, sizes_P) + np.arange(int(sizes_P.sum()))
+    real_BK = sizes_BK > 0
+    sizes_P = sizes_BK[real_BK]
+    shift_P = table["start"][real_BK] - (np.cumsum(sizes_P) - sizes_P)
+    source_T = np.repeat(shift_P, sizes_P)
+    source_T += np.arange(len(source_T))
     ids_BW = np.full((len(table), width), pad, np.int32)
-    ids_BW[np.arange(width) < sizes_BK.sum(axis=1)[:, None]] = window.tokens[source_T]
+    # NOTE: "clip" saves a check of the bounds; all indices are within them.
+    tokens_T = window.tokens.take(source_T, mode="clip").astype(np.int32)
+    ids_BW[layout.filled(sizes_BK, width)] = tokens_T
     return {"input_ids": ids_BW, "piece_sizes": sizes_BK}
 
 

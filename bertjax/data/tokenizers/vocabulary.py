@@ -1,6 +1,7 @@
 """The parts of a tokenizer that are needed to make batches: size, special ids, masks (NumPy)."""
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -50,6 +51,11 @@ class Vocabulary:
     continuations: np.ndarray
     special_mask: np.ndarray
     sentinels: np.ndarray
+
+    @functools.cached_property
+    def ordinary_ids(self) -> np.ndarray:
+        """int64, ascending: the ids of the pieces that are not special tokens."""
+        return np.flatnonzero(~self.special_mask)
 
 
 def sentinels_above(size: int, count: int = NUM_SENTINELS) -> np.ndarray:

@@ -14,10 +14,42 @@ def random(rows: int, epoch: int = 0) -> rng.RowRandom:
     return rng.RowRandom(rng.row_keys(0, epoch, np.arange(rows)))
 
 
+def noise_mask(sizes, noise, number, random) -> np.ndarray:
+    """The mask of the noise tokens of all pieces. Checks that noise and text are complementary."""
+    noise_runs, text_runs = spans.noise_runs(sizes, noise, number, random)
+    mask = np.zeros(sizes.sum(), bool)
+    for start, size in zip(*noise_runs[:2], strict=True):
+        mask[start : start + size] = True
+    for start, size in zip(*text_runs[:2], strict=True):
+        assert not mask[start : start + size].any()
+    assert mask.sum() + text_runs.size.sum() == len(mask)
+    return mask
+
+
+def runs_of(mask: np.ndarray, sizes) -> spans.Runs:
+    """The runs of True in the mask of each piece."""
+    pieces, starts = np.split(mask, np.cumsum(sizes)[:-1]), np.cumsum(sizes) - sizes
+    start, size, per_piece = [], [], []
+    for piece, first in zip(pieces, starts, strict=True):
+        edges = np.flatnonzero(np.diff(piece.astype(int), prepend=0, append=0)).reshape(-1, 2)
+        start += (edges[:, 0] + first).tolist()
+        size += (edges[:, 1] - edges[:, 0]).tolist()
+        per_piece.append(len(edges))
+    return spans.Runs(*(np.array(values, np.int64) for values in (start, size, per_piece)))
+
+
+def inputs_of(tokens, mask, sizes, sentinels):
+    return spans.replace(tokens, runs_of(mask, sizes), sizes, sentinels)
+
+
+def targets_of(tokens, mask, sizes, sentinels):
+    return spans.replace(tokens, runs_of(~mask, sizes), sizes, sentinels)
+
+
 def masks(sizes, noise: spans.Noise, epoch: int = 0) -> list[np.ndarray]:
     """The mask of each piece of rows of one piece."""
     rows = np.array(sizes)[:, None]
-    mask = spans.noise_mask(rows, *noise.counts(rows), random(len(rows), epoch))
+    mask = noise_mask(rows, *noise.counts(rows), random(len(rows), epoch))
     return np.split(mask, np.cumsum(sizes)[:-1])
 
 
@@ -53,11 +85,11 @@ def test_lengths_are_those_of_corrupted_pieces(noise, max_spans):
     noise, sizes = spans.Noise(*noise), np.arange(1, 200)
     tokens, number = noise.counts(sizes[:, None], max_spans)
     assert number.max() <= max_spans
-    mask = spans.noise_mask(sizes[:, None], tokens, number, random(len(sizes)))
+    mask = noise_mask(sizes[:, None], tokens, number, random(len(sizes)))
     inputs, targets = noise.lengths(sizes, max_spans)
     text = np.zeros(len(mask), np.int32)
-    hidden, hidden_sizes = spans.noise_span_to_unique_sentinel(text, mask, sizes, SENTINELS)
-    kept, kept_sizes = spans.nonnoise_span_to_unique_sentinel(text, mask, sizes, SENTINELS)
+    hidden, hidden_sizes = inputs_of(text, mask, sizes, SENTINELS)
+    kept, kept_sizes = targets_of(text, mask, sizes, SENTINELS)
     assert inputs.tolist() == (hidden_sizes + 1).tolist() and len(hidden) == hidden_sizes.sum()
     assert targets.tolist() == (kept_sizes + 1).tolist() and len(kept) == kept_sizes.sum()
 
@@ -92,7 +124,7 @@ def test_all_ways_of_cutting_are_alike():
     # 4 noise tokens in 2 spans of 10: noise is cut in 3 ways, text in 5.
     size, rows = 10, 6000
     noise = np.full((rows, 1), 4)
-    mask = spans.noise_mask(np.full((rows, 1), size), noise, np.full((rows, 1), 2), random(rows))
+    mask = noise_mask(np.full((rows, 1), size), noise, np.full((rows, 1), 2), random(rows))
     ways, counts = np.unique(mask.reshape(rows, size), axis=0, return_counts=True)
     assert len(ways) == 15
     np.testing.assert_allclose(counts, rows / 15, rtol=0.2)
@@ -102,11 +134,11 @@ def test_rows_and_pieces_do_not_know_each_other():
     noise = spans.Noise(0.3, 2.0)
     sizes = np.array([[30, 20, 7], [1, 50, 0], [2, 0, 0], [3, 40, 9]])
     counts = noise.counts(sizes)
-    whole = spans.noise_mask(sizes, *counts, random(4))
+    whole = noise_mask(sizes, *counts, random(4))
     per_row = np.split(whole, np.cumsum(sizes.sum(axis=1))[:-1])
     for row in range(4):
         one = [array[row : row + 1] for array in (sizes, *counts)]
-        alone = spans.noise_mask(*one, rng.RowRandom(random(4).keys[row : row + 1]))
+        alone = noise_mask(*one, rng.RowRandom(random(4).keys[row : row + 1]))
         assert alone.tolist() == per_row[row].tolist()
         pieces = np.split(alone, np.cumsum(sizes[row])[:-1])
         for piece, tokens, number in zip(pieces, counts[0][row], counts[1][row], strict=True):
@@ -126,7 +158,7 @@ def test_one_span_is_the_end():
 def test_sentinels_of_the_reference():
     tokens, mask = np.arange(10, 16), np.array([1, 1, 0, 0, 1, 0], bool)
     for size in ([6], [2, 4]):  # a border of pieces behind the first span changes its number only
-        found, sizes = spans.noise_span_to_unique_sentinel(tokens, mask, np.array(size), SENTINELS)
+        found, sizes = inputs_of(tokens, mask, np.array(size), SENTINELS)
         second = 998 if size == [6] else 999
         assert found.tolist() == [999, 12, 13, second, 15]
         assert sizes.tolist() == ([5] if size == [6] else [1, 4])
@@ -138,13 +170,13 @@ def test_denoise_of_the_reference():
     mask = np.zeros(19, bool)
     mask[[8, 14, 15, 16, 17, 18]] = True
     text = tokens, mask, np.array([19]), np.arange(25, 0, -1)
-    inputs, _ = spans.noise_span_to_unique_sentinel(*text)
-    targets, _ = spans.nonnoise_span_to_unique_sentinel(*text)
+    inputs, _ = inputs_of(*text)
+    targets, _ = targets_of(*text)
     assert inputs.tolist() == [3, 2, 20, 4, 3, 2, 8, 13, 25, 3, 2, 23, 7, 19, 24]
     assert targets.tolist() == [25, 2, 24, 22, 3, 2, 7, 2]
 
 
 def test_denoise_without_noise():
     text = np.array([3, 2, 20]), np.zeros(3, bool), np.array([3]), np.array([25, 24])
-    assert spans.noise_span_to_unique_sentinel(*text)[0].tolist() == [3, 2, 20]
-    assert spans.nonnoise_span_to_unique_sentinel(*text)[0].tolist() == [25]
+    assert inputs_of(*text)[0].tolist() == [3, 2, 20]
+    assert targets_of(*text)[0].tolist() == [25]
