@@ -154,8 +154,7 @@ def test_stable_adamw_is_adamw_while_gradients_do_not_grow():
 
 def _torch_muon(config, monkeypatch):
     """The parameters after training with torch.optim.Muon and torch.optim.AdamW, in float32."""
-    import torch
-
+    torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
     params = {n: torch.nn.Parameter(torch.tensor(x)) for n, x in _unstacked(_params()).items()}
     matrices = [p for n, p in params.items() if "/layers/" in n and "kernel" in n]

@@ -44,8 +44,9 @@ def test_a_fine_tuning_writes_to_a_bucket_and_is_used_from_there(root, capsys):
     assert finetune(root, "gs://bucket/out") == 0
     tokenizer = ("special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
     assert names("gs://bucket/out") == {
-        "config.json", "report.json", "report.md", "scores.png", "predictions/dev.jsonl",
-        "predictions/test.jsonl", "runs/lr0.01-seed0.json", "runs/lr0.01-seed0/metrics.jsonl",
+        "config.json", "report.html", "report.json", "report.md", "scores.png",
+        "predictions/dev.jsonl", "predictions/test.jsonl", "runs/lr0.01-seed0.json",
+        "runs/lr0.01-seed0/metrics.jsonl",
         "artifact/config.json", "artifact/params.safetensors", "artifact/lora.safetensors",
         *(f"artifact/tokenizer/{name}" for name in tokenizer),
     }  # fmt: skip
