@@ -232,7 +232,7 @@ def test_the_report_shows_what_is_memorised(root, tmp_path):
     table = str(probed).splitlines()
     assert table[0].split() == ["layer", "accuracy", "macro", "F1", "control", "selectivity"]
     assert table[1].startswith("embeddings") and "+-" in table[1]
-    assert "<td>embeddings</td>" in probed._repr_html_() and "3 layers" in repr(probed)
+    assert ">embeddings</td>" in probed._repr_html_() and "3 layers" in repr(probed)
 
 
 def test_the_command_prints_the_table(root, tmp_path, capsys):
