@@ -27,18 +27,21 @@ def folder(tmp_path_factory):
         intermediate_size=24, max_position_embeddings=42, type_vocab_size=1, layer_norm_eps=1e-5,
         initializer_range=0.5,
     )  # fmt: skip
+    torch.manual_seed(0)
     transformers.XLMRobertaForMaskedLM(config).save_pretrained(str(folder))
     return folder
 
 
 def their_guesses(folder):
-    """Returns {piece: probability} of the five likeliest pieces, by XLM-R's classes."""
+    """Returns {piece: probability} of the five likeliest pieces of text, by XLM-R's classes."""
     tokenizer = transformers.XLMRobertaTokenizer.from_pretrained(str(folder))
     model = transformers.XLMRobertaForMaskedLM.from_pretrained(str(folder)).eval()
     inputs = tokenizer(MASKED, return_tensors="pt")
     place = inputs["input_ids"][0].tolist().index(len(tokenizer) - 1)  # <mask> is the last piece
     with torch.no_grad():
-        best = model(**inputs).logits[0, place].softmax(-1).topk(5)
+        probabilities = model(**inputs).logits[0, place].softmax(-1)
+    probabilities[tokenizer.all_special_ids] = 0  # fill_mask proposes no special pieces
+    best = probabilities.topk(5)
     pieces = tokenizer.convert_ids_to_tokens(best.indices)
     return dict(zip(pieces, best.values.tolist(), strict=True))
 
