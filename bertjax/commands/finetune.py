@@ -145,11 +145,13 @@ def _suite(flags: argparse.Namespace, values: dict[str, str]) -> None:
 
 def _task(flags: argparse.Namespace, values: dict[str, str]) -> None:
     """Runs one task and prints the results."""
-    if not (flags.task or flags.recipe) or not ("model" in values or flags.print_config):
+    swept = sweep.parse(flags.sweep)
+    has_model = "model" in values or "model" in swept or flags.print_config
+    if not (flags.task or flags.recipe) or not has_model:
         raise errors.UserError("give --model, and --task or --recipe; or --suite")
     files = {split: getattr(flags, split) for split in FILES}
     make = named.maker(flags.recipe or "", flags.task or "", flags.data, files)
-    members = sweep.members(sweep.parse(flags.sweep), values, make)
+    members = sweep.members(swept, values, make)
     if flags.print_config:
         print("\n".join(keys.resolved(members[0].config, [m.label for m in members])))
         return

@@ -9,10 +9,10 @@ Example:
 
 For a model, prints config, step, table of parameters, tokenizer and data; for a fine-tuned model
 also its task and labels. --plot draws the learning curves of a run. --report writes one HTML page
-about a pretraining run or the output folder of fine-tuning: scores, curves, predictions, data,
-config, command and environment. The page loads nothing from elsewhere. --compare shows several
-runs of one kind side by side: the config keys that differ, the final scores and, with --report,
-the curves.
+about a pretraining run or the output folder of fine-tuning, of a sweep or of a suite: scores,
+curves, predictions, data, config, command and environment. The page loads nothing from elsewhere.
+--compare shows several runs of one kind side by side: the config keys that differ, the final
+scores and, with --report, the curves.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import numpy as np
 from bertjax import errors, files, paths, plot, run_log, workdir
 from bertjax.artifact import artifact, loading
 from bertjax.data.prepared import manifest as manifest_lib
-from bertjax.finetuning import report_page
+from bertjax.finetuning import pages, report_page
 from bertjax.reporting import comparison, contents, pretraining
 from bertjax.runtime import backend
 
@@ -86,8 +86,8 @@ def run(flags: argparse.Namespace) -> None:
 
 def _write_report(path: str, file: str) -> str:
     """Writes the report on a run; returns the name of the file."""
-    if report_page.is_output(path):
-        return report_page.write(path, file)
+    if pages.kind(path):
+        return pages.write(path, file)
     backend.configure("float32")
     return pretraining.write(path, file)
 
@@ -112,7 +112,7 @@ def _compare(compared: Sequence[str], file: str | None) -> None:
 
 
 def _side(path: str) -> comparison.Side:
-    if report_page.is_output(path):
+    if pages.kind(path) == pages.FINETUNING:
         return report_page.side(path)
     return comparison.of_run(contents.read(path))
 

@@ -1,25 +1,25 @@
 """The report on a fine-tuning as one HTML page, made of report.json and the predictions.
 
-    report_page.write("out/", "out/report.html")
+    report_page.document("out/", report_page.read("out/"))
 
-`report` writes the same results as JSON and Markdown.
+`pages` writes the page; `report` writes the same results as JSON and Markdown.
 """
 
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bertjax import config as config_lib
-from bertjax import config_help, errors, files, paths, schema
+from bertjax import config_help, errors, paths, schema
 from bertjax.artifact import facts, loading
 from bertjax.finetuning import mistakes, output_folder, recipe, report, speed
 from bertjax.reporting import charts, comparison, page, tables
 
-_REMEDY = "run the same `bertjax finetune` command again to have it written again"
+REMEDY = "run the same `bertjax finetune` command again to have it written again"
 _CHARACTERS = 320  # of a text that are shown
 _LABELS = 12  # most labels of a task whose confusions are shown
 _FLAGS = {
@@ -29,71 +29,38 @@ _FLAGS = {
 }  # fmt: skip
 
 
-def is_output(path: str | os.PathLike) -> bool:
-    """Returns whether `path` is the output folder of a finished fine-tuning."""
-    folder = paths.of(path)
-    config, content = folder / output_folder.CONFIG, folder / output_folder.REPORT
-    if not (config.exists() and content.exists()):
-        return False
-    return schema.read_object(config, _REMEDY).get("format") == loading.FINETUNING
-
-
 def read(path: str | os.PathLike) -> dict[str, Any]:
     """Returns the content of report.json. Raises UserError if it is damaged."""
     file = paths.of(path) / output_folder.REPORT
-    content = schema.read_object(file, _REMEDY)
+    content = schema.read_object(file, REMEDY)
     for key in ("task", "metrics", "splits", "runs", "config", "best"):
         if key not in content:
-            raise errors.UserError(f"{file}: has no {key!r}; {_REMEDY}")
+            raise errors.UserError(f"{file}: has no {key!r}; {REMEDY}")
     return content
-
-
-def write(path: str | os.PathLike, file: str | os.PathLike = "") -> str:
-    """Writes the page about the output folder at `path`; returns the name of the file.
-
-    file: by default report.html in the folder. Raises UserError if a file is damaged, or if the
-    page cannot be written.
-    """
-    target = os.fspath(file) or os.path.join(path, output_folder.PAGE)
-    text = document(path, read(path))
-    try:
-        files.write_text(paths.of(target), text)
-    except OSError as error:
-        raise errors.UserError(f"{target}: cannot be written: {error.strerror or error}") from error
-    return target
-
-
-def write_at_end(path: str | os.PathLike) -> None:
-    """Writes the page of a finished fine-tuning; prints a warning if that fails."""
-    try:
-        write(path)
-    except Exception as error:  # the runs are finished, and a page is not worth failing them
-        reason = errors.one_line(error) or type(error).__name__
-        errors.tell(f"warning: no {output_folder.PAGE} was written: {reason}")
 
 
 def document(path: str | os.PathLike, content: Mapping[str, Any]) -> str:
     """Returns the page. content: that of report.json."""
     out = paths.of(path)
     sections = [
-        page.tiles(_headline(content)),
+        page.tiles(headline(content)),
         page.section("Warnings", page.bullets(content.get("warnings", ()))),
-        page.section("Scores", _scores(content)),
-        page.section("Baselines", _baselines(content)),
+        page.section("Scores", scores_of(content)),
+        page.section("Baselines", baselines_of(content)),
         page.section("Curves", _curves(content)),
         page.section("All runs", _runs(content)),
         page.section("Mistakes", *(_mistakes(out, split) for split in content["splits"])),
-        page.section("Data", _data(content)),
-        page.section("Model", tables.facts(_model(out, content))),
-        page.section("Config", _config(content)),
+        page.section("Data", data_of(content)),
+        page.section("Model", tables.facts(model_of(out, content))),
+        page.section("Config", config_of(content)),
         page.section("Command", page.command(command(content, path))),
         page.section("Environment", tables.facts(content.get("environment", {}))),
     ]
     subtitle = f"Fine-tuning, {content['family']} of {content['model']}"
-    return page.document(f"{_name(path)}: {content['task']}", subtitle, sections)
+    return page.document(f"{name_of(path)}: {content['task']}", subtitle, sections)
 
 
-def _name(path: str | os.PathLike) -> str:
+def name_of(path: str | os.PathLike) -> str:
     return os.path.basename(os.path.abspath(path))
 
 
@@ -103,7 +70,7 @@ def main_split(content: Mapping[str, Any]) -> str:
     return next((s for s in names if s in content["splits"]), next(iter(content["splits"]), ""))
 
 
-def _headline(content: Mapping[str, Any]) -> dict[str, str]:
+def headline(content: Mapping[str, Any]) -> dict[str, str]:
     split, main = main_split(content), content["metrics"][0]
     values = {}
     if split and main in content["splits"][split]:
@@ -123,7 +90,7 @@ def _headline(content: Mapping[str, Any]) -> dict[str, str]:
     return values
 
 
-def _scores(content: Mapping[str, Any]) -> page.Html:
+def scores_of(content: Mapping[str, Any]) -> page.Html:
     names = dict.fromkeys(content["metrics"])
     rows = [
         [split, name, *report.cells(scores[name])]
@@ -144,7 +111,7 @@ def _scores(content: Mapping[str, Any]) -> page.Html:
                         *map(page.note, lines)])  # fmt: skip
 
 
-def _baselines(content: Mapping[str, Any]) -> page.Html:
+def baselines_of(content: Mapping[str, Any]) -> page.Html:
     baselines = content.get("baselines", {})
     splits = [s for s in content["splits"] if any(s in table for table in baselines.values())]
     rows = []
@@ -202,11 +169,11 @@ def _runs(content: Mapping[str, Any]) -> page.Html:
         for run in content["runs"]
     ]  # fmt: skip
     header = ["rate", "seed", *(f"{main} on {split}" for split in splits), "best epoch", "seconds"]
-    note = page.note("The highlighted run is the model in the folder.")
-    return page.joined([tables.table(header, rows, marked=[_best_run(content)]), note])
+    note = page.note("The highlighted run is the best one of the best rate.")
+    return page.joined([tables.table(header, rows, marked=[best_run(content)]), note])
 
 
-def _best_run(content: Mapping[str, Any]) -> int:
+def best_run(content: Mapping[str, Any]) -> int:
     """Returns the index of the run whose model is in the folder."""
     best = content["best"]["learning_rate"], content["best"]["seed"]
     return [(run["learning_rate"], run["seed"]) for run in content["runs"]].index(best)
@@ -254,7 +221,7 @@ def _confusions(counts: Mapping[tuple[str, str], int]) -> page.Html:
                         tables.table(["", *labels], rows)])  # fmt: skip
 
 
-def _data(content: Mapping[str, Any]) -> page.Html:
+def data_of(content: Mapping[str, Any]) -> page.Html:
     files_of = content["config"]["data"]
     rows = [
         [split, files_of.get(split) or _origin(split, files_of), f"{count:,}"]
@@ -276,7 +243,7 @@ def _origin(split: str, data: Mapping[str, Any]) -> str:
     return f"{data['dev_fraction']:g} of train" if "dev_fraction" in data else ""
 
 
-def _model(out: Any, content: Mapping[str, Any]) -> dict[str, str]:
+def model_of(out: Any, content: Mapping[str, Any]) -> dict[str, str]:
     shown = {"started from": content["model"]}
     try:
         shown |= facts.of_model(loading.load(out / output_folder.ARTIFACT, with_params=False))
@@ -307,7 +274,7 @@ def differing(content: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _config(content: Mapping[str, Any]) -> page.Html:
+def config_of(content: Mapping[str, Any]) -> page.Html:
     changed = differing(content)
     values = config_lib.flat(content["config"])
     pairs = {key: (value, value) for key, value in values.items()} | changed
@@ -325,17 +292,25 @@ def _config(content: Mapping[str, Any]) -> page.Html:
 
 def command(content: Mapping[str, Any], output: str | os.PathLike) -> str:
     """Returns the command that repeats the fine-tuning, with every value that was chosen."""
-    flags = {"model": content["model"], "task": content["task"]}
-    config_flags = {}
-    for key, (value, _) in differing(content).items():
-        if key in ("data.fold", "model", "task") or value == config_help.ABSENT:
+    values = {key: value for key, (value, _) in differing(content).items()}
+    return command_of({**values, "model": content["model"], "task": content["task"]}, output)
+
+
+def command_of(
+    values: Mapping[str, Any], output: str | os.PathLike, more: Sequence[str] = ()
+) -> str:
+    """Returns the command that fine-tunes with these config keys. more: further flags."""
+    flags, config_flags = {}, {}
+    for key in dict.fromkeys(["model", "task", *values]):
+        if key not in values or key == "data.fold" or values[key] == config_help.ABSENT:
             continue
+        text = config_help.format_value(values[key])
         if key in _FLAGS:
-            flags[_FLAGS[key]] = config_help.format_value(value)
+            flags[_FLAGS[key]] = text
         else:
-            config_flags[f"config.{key}"] = config_help.format_value(value)
+            config_flags[f"config.{key}"] = text
     words = [f"--{name}={value}" for name, value in (flags | config_flags).items()]
-    return shlex.join(["bertjax", "finetune", *words, f"--output={os.fspath(output)}"])
+    return shlex.join(["bertjax", "finetune", *words, *more, f"--output={os.fspath(output)}"])
 
 
 def side(path: str | os.PathLike) -> comparison.Side:
@@ -350,7 +325,7 @@ def side(path: str | os.PathLike) -> comparison.Side:
     best = content["best"]
     drawn: dict[str, comparison.Curve] = {}
     if report.FOLDS not in content:
-        place = _best_run(content)
+        place = best_run(content)
         for title, lines in run_curves(content).items():
             points = np.asarray(lines[place].steps), np.asarray(lines[place].values)
             drawn[f"{title}, best run"] = points
@@ -362,7 +337,7 @@ def side(path: str | os.PathLike) -> comparison.Side:
     digests = output_folder.stored(paths.of(path))["data"]
     scored = {split: digest for split, digest in digests.items() if split != "train"}
     return comparison.Side(
-        _name(path), "fine-tuning", "epoch", shown,
+        name_of(path), "fine-tuning", "epoch", shown,
         {key: config_help.format_value(value) for key, value in values.items()}, scores, drawn,
         {"task": content["task"], "examples to score": json.dumps(scored)},
     )  # fmt: skip

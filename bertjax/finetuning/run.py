@@ -25,10 +25,10 @@ from bertjax.finetuning import (
     data_warnings,
     distillation,
     output_folder,
+    pages,
     predictor,
     recipe,
     report,
-    report_page,
     sharing,
     speed,
     submission,
@@ -164,7 +164,7 @@ def finetune_once(
             tell(f"warning: {line}")
         if out.writes:
             report.write(content, out.path)
-            report_page.write_at_end(out.path)
+            pages.write_at_end(out.path)
         for run in runs[chosen]:
             out.drop_params(run)
         distributed.wait("report")

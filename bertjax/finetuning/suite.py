@@ -15,7 +15,7 @@ from etils import epath
 
 from bertjax import config as config_lib
 from bertjax import errors, files, paths, plot
-from bertjax.finetuning import output_folder, recipe, report, sharing, tasks
+from bertjax.finetuning import output_folder, pages, recipe, report, sharing, tasks
 from bertjax.finetuning import run as run_lib
 from bertjax.runtime import backend
 
@@ -133,8 +133,16 @@ def _write(
     out: epath.Path,
 ) -> None:
     files.write_text(out / output_folder.TABLE, table(suite, reports, absent))
-    files.write_json(out / output_folder.REPORT, {"title": suite.title, "tasks": dict(reports)})
+    content = {
+        "title": suite.title,
+        "note": suite.note,
+        "published": [dataclasses.asdict(published) for published in suite.published],
+        "absent": dict(absent),
+        "tasks": dict(reports),
+    }
     draw(suite, reports, out / output_folder.PLOT)
+    files.write_json(out / output_folder.REPORT, content)
+    pages.write_at_end(out)
 
 
 def table(suite: Suite, reports: Mapping[str, Mapping[str, Any]], absent: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@
 
 Each combination is a fine-tuning with its own folder under the output, with all learning rates and
 seeds. Only the runs of the chosen combination are scored on test; its model becomes the artifact of
-the sweep.
+the sweep. Each combination has a page, and the page of the sweep links to them.
 """
 
 import hashlib
@@ -27,6 +27,7 @@ from bertjax.artifact import artifact
 from bertjax.finetuning import (
     keys,
     output_folder,
+    pages,
     recipe,
     sharing,
     strategies,
@@ -201,6 +202,10 @@ def run(
     if jax.process_index() == 0:
         artifact.write(result.model.source, out / output_folder.ARTIFACT)
         sweep_report.write(content, out)
+        for member, member_content in zip(sweep_members, contents, strict=True):
+            if member is not chosen:
+                pages.write_at_end(out / member.folder, member_content)
+        pages.write_at_end(out)
     return run_lib.Finetuned(content, result.model)
 
 

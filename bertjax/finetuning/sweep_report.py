@@ -68,11 +68,13 @@ def make(
             "folder": member.folder,
             "learning_rate": content["best"]["learning_rate"],
             "rates": _rates(content),
+            "runs": _runs(content if number != best else chosen),
+            "config": member.config.to_dict(),  # as given, before sizes choose further values
             "steps": content["steps"],
             "parameters": content["parameters"],
             "warnings": content["warnings"],
         }
-        for member, content in zip(members, contents, strict=True)
+        for number, (member, content) in enumerate(zip(members, contents, strict=True))
     ]
     keys = list(dict.fromkeys(key for member in members for key in member.values))
     former = contents[best]["warnings"]
@@ -101,6 +103,15 @@ def _rates(content: Mapping[str, Any]) -> list[dict[str, Any]]:
             "seconds": sum(run["seconds"] for run in runs),
         }
         for rate, runs in by_rate.items()
+    ]
+
+
+def _runs(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rate, seed, epochs, scores and seconds of each run of a combination."""
+    keys = ("learning_rate", "seed", "best_epoch", "scores", "seconds")
+    return [
+        {**{key: run[key] for key in keys}, "epochs": run["evaluations"][-1]["epoch"]}
+        for run in content["runs"]
     ]
 
 
@@ -143,22 +154,23 @@ def table(content: Mapping[str, Any]) -> str:
             cells += [f"{rate['learning_rate']:g}", f"**{mean}**" if is_best else mean, std, median]
             cells += [values, f"{row['steps']:,}", f"{row['parameters']['trained']:,}"]
             lines.append(f"| {' | '.join(cells)} | {rate['seconds']:.0f} |")
-    warnings = [*content["warnings"], *_warning_lines(content["combinations"])]
+    warnings = warning_lines(content)
     if warnings:
         lines += ["", "Warnings:", "", *(f"- {line}" for line in warnings)]
     return "\n".join([*lines, "", f"![scores]({output_folder.PLOT})", ""])
 
 
-def _warning_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def warning_lines(content: Mapping[str, Any]) -> list[str]:
     """Returns each warning once, with the combinations that it concerns unless these are all."""
+    rows = content["combinations"]
     labels: dict[str, list[str]] = {}
     for row in rows:
         for line in row["warnings"]:
             labels.setdefault(line, []).append(label(row["values"]))
-    return [
+    return [*content["warnings"], *(
         line if len(names) == len(rows) else f"{'; '.join(names)}: {line}"
         for line, names in labels.items()
-    ]
+    )]  # fmt: skip
 
 
 def summary_lines(content: Mapping[str, Any]) -> list[str]:
@@ -167,7 +179,7 @@ def summary_lines(content: Mapping[str, Any]) -> list[str]:
     width = max(len(label(row["values"])) for row in rows)
     lines = [f"{content['task']}, {main} on dev of {len(rows)} combinations"]
     for row in rows:
-        stats = _at_best_rate(row)[main]
+        stats = at_best_rate(row)[main]
         std = "" if stats["std"] is None else f" +- {stats['std']:.2f}"
         chosen = "  (chosen)" if row["folder"] == content["best"]["folder"] else ""
         place = f"{label(row['values']):<{width}}  rate {row['learning_rate']:<8g}"
@@ -175,7 +187,7 @@ def summary_lines(content: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _at_best_rate(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def at_best_rate(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the dev scores of a combination at its best learning rate."""
     return next(r["dev"] for r in row["rates"] if r["learning_rate"] == row["learning_rate"])
 
@@ -194,7 +206,7 @@ def _draw(content: Mapping[str, Any], path: epath.Path) -> None:
         for place, row in enumerate(rows):
             is_best = row["folder"] == content["best"]["folder"]
             colour = plot.HELDOUT if is_best else plot.GREY
-            stats = _at_best_rate(row)[main]
+            stats = at_best_rate(row)[main]
             axes.plot(stats["values"], [place] * len(stats["values"]), "o", color=colour, alpha=0.7)
             axes.plot([stats["mean"]] * 2, [place - 0.3, place + 0.3], color=colour)
         axes.set_yticks(range(len(rows)), [label(row["values"]) for row in rows])

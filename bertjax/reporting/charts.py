@@ -1,4 +1,4 @@
-"""Line charts and histograms as inline SVG, without JavaScript.
+"""Charts of lines, points and bars as inline SVG, without JavaScript.
 
     charts.lines("Loss", [charts.Line("train", steps, losses)], "step", borders=[900])
 
@@ -9,7 +9,7 @@ side as fit.
 import dataclasses
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,6 +18,10 @@ from bertjax.reporting import page, tables
 COLOURS = ("#3b76af", "#d1622b", "#4a9a5b", "#8a5fb0", "#b8912a", "#c2527f", "#3f9c9c", "#7a7a7a")
 _WIDTH, _HEIGHT = 360, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 22
+_ROW = 32  # height of a row of dots
+_LONGEST = 58  # characters of the label of such a row
+_REFERENCE = "#59636e"
+_DASHES, _CSS_DASHES = ("6 3", "2 3"), ("dashed", "dotted")
 MAX_POINTS = 160  # of a line; more are averaged
 
 
@@ -62,9 +66,120 @@ def lines(
         parts.append(plane.line(x, y, colour, dashed=line.dashed))
         last = tables.share(y[-1]) if percent else tables.number(float(f"{y[-1]:.4g}"))
         style = "dashed" if line.dashed else "solid"
-        swatch = page.Html(f'<i style="border-top-color:{colour};border-top-style:{style}"></i>')
-        keys.append(page.element("span", swatch, f"{line.label} {last}"))
+        keys.append(_key(colour, style, f"{line.label} {last}"))
     return _figure(title, parts, page.element("div", *keys, style="key"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Means with their deviations, of which `spreads` draws a line with vertical bars.
+
+    deviations: half the length of each bar; None: no bar.
+    """
+
+    label: str
+    positions: Sequence[float]
+    means: Sequence[float]
+    deviations: Sequence[float | None]
+
+
+def spreads(title: str, drawn: Sequence[Spread], references: Mapping[str, float]) -> page.Html:
+    """Returns a chart of means over a logarithmic axis; "" if there are not two positions.
+
+    The axis is labelled at the positions. references: {name: value}, drawn as horizontal lines.
+    """
+    drawn = [_finite(spread) for spread in drawn]
+    positions = sorted({x for spread in drawn for x in spread.positions})
+    if len(positions) < 2:
+        return page.Html("")
+    ends = [mean + sign * (deviation or 0.0) for spread in drawn for sign in (-1, 1)
+            for mean, deviation in zip(spread.means, spread.deviations, strict=True)]  # fmt: skip
+    low, high = math.log10(positions[0]), math.log10(positions[-1])
+    margin = 0.08 * (high - low)
+    heights = np.array([*ends, *references.values()])
+    plane = _Plane(low - margin, high + margin, *_range(heights, False))
+    parts = plane.grid(_tick_text, "", bottom=False)
+    labelled = -math.inf
+    for position in positions:
+        place = plane.x(math.log10(position))
+        if place - labelled > 34:
+            parts.append(_text(place, _HEIGHT - 7, _tick_text(position), "middle"))
+            labelled = place
+    keys = []
+    for number, spread in enumerate(drawn):
+        colour = COLOURS[number % len(COLOURS)]
+        shift = 3.0 * (number - (len(drawn) - 1) / 2)  # so that bars do not hide each other
+        shift *= (plane.high_x - plane.low_x) / (_WIDTH - _LEFT - _RIGHT)
+        x = np.array([math.log10(position) + shift for position in spread.positions])
+        if x.size > 1:
+            parts.append(plane.line(x, np.array(spread.means), colour, dashed=False))
+        for place, mean, deviation in zip(x, spread.means, spread.deviations, strict=True):
+            parts.append(plane.dot(place, mean, colour))
+            if deviation:
+                top, bottom = plane.y(mean + deviation), plane.y(mean - deviation)
+                parts.append(f'<path d="M{plane.x(place):.1f} {top:.1f}V{bottom:.1f}" '
+                             f'stroke="{colour}"/>')  # fmt: skip
+        keys.append(_key(colour, "solid", spread.label))
+    for number, (name, value) in enumerate(references.items()):
+        parts.append(
+            f'<path d="M{_LEFT} {plane.y(value):.1f}H{_WIDTH - _RIGHT}" stroke="{_REFERENCE}" '
+            f'stroke-dasharray="{_DASHES[number % len(_DASHES)]}"/>'
+        )
+        keys.append(_key(_REFERENCE, _CSS_DASHES[number % len(_DASHES)], f"{name} {value:.2f}"))
+    return _figure(title, parts, page.element("div", *keys, style="key"))
+
+
+def _finite(spread: Spread) -> Spread:
+    """Returns the spread without the positions whose mean is not finite."""
+    kept = [i for i, mean in enumerate(spread.means) if math.isfinite(mean)]
+    return Spread(spread.label, *([values[i] for i in kept] for values in
+                                  (spread.positions, spread.means, spread.deviations)))  # fmt: skip
+
+
+def dots(
+    title: str,
+    rows: Sequence[tuple[str, Sequence[float]]],
+    references: Mapping[str, float],
+    marked: int = -1,
+) -> page.Html:
+    """Returns a chart with a row for each (label, values): a dot a value, and a bar at their mean.
+
+    Values that are not finite are left out; "" if none is left. references: {name: value}, drawn
+    as vertical lines. marked: the row in another colour.
+    """
+    shown = [(label, [v for v in values if math.isfinite(v)]) for label, values in rows]
+    every = [value for _, values in shown for value in values]
+    if not every:
+        return page.Html("")
+    height = _TOP + _ROW * len(shown) + _BOTTOM
+    low, high = _range(np.array([*every, *references.values()]), False)
+    plane = _Plane(low, high, 0.0, 1.0, left=_RIGHT)
+    parts = []
+    for value in _ticks(low, high, 5):
+        x = plane.x(value)
+        parts.append(f'<path d="M{x:.1f} {_TOP}V{height - _BOTTOM}" stroke="#e6e9ec"/>')
+        if 12 < x < _WIDTH - 12:
+            parts.append(_text(x, height - 7, _tick_text(value), "middle"))
+    keys = []
+    for number, (name, value) in enumerate(references.items()):
+        parts.append(
+            f'<path d="M{plane.x(value):.1f} {_TOP}V{height - _BOTTOM}" stroke="{_REFERENCE}" '
+            f'stroke-dasharray="{_DASHES[number % len(_DASHES)]}"/>'
+        )
+        keys.append(_key(_REFERENCE, _CSS_DASHES[number % len(_DASHES)], f"{name} {value:.2f}"))
+    for number, (label, values) in enumerate(shown):
+        colour = COLOURS[1] if number == marked else COLOURS[0]
+        top = _TOP + _ROW * number
+        text = label if len(label) <= _LONGEST else label[: _LONGEST - 3] + "..."
+        parts.append(_text(_RIGHT, top + 11, text, "start"))
+        middle = top + 22
+        parts += [f'<circle cx="{plane.x(value):.1f}" cy="{middle}" r="3.5" fill="{colour}" '
+                  'fill-opacity="0.55"/>' for value in values]  # fmt: skip
+        if values:
+            mean = plane.x(sum(values) / len(values))
+            parts.append(f'<path d="M{mean:.1f} {middle - 7}V{middle + 7}" stroke="{colour}" '
+                         'stroke-width="2"/>')  # fmt: skip
+    return _figure(title, parts, page.element("div", *keys, style="key"), height)
 
 
 def histogram(
@@ -91,14 +206,17 @@ def histogram(
 class _Plane:
     """The coordinates of a chart."""
 
-    def __init__(self, low_x: float, high_x: float, low_y: float, high_y: float):
+    def __init__(
+        self, low_x: float, high_x: float, low_y: float, high_y: float, *, left: float = _LEFT
+    ):
+        self.left = left
         self.low_x, self.high_x = low_x, high_x if high_x > low_x else low_x + 1
         self.low_y, self.high_y = low_y, high_y if high_y > low_y else low_y + 1
 
     def x(self, value: float) -> float:
         """Returns the horizontal position of a value."""
-        width = _WIDTH - _LEFT - _RIGHT
-        return _LEFT + width * (value - self.low_x) / (self.high_x - self.low_x)
+        width = _WIDTH - self.left - _RIGHT
+        return self.left + width * (value - self.low_x) / (self.high_x - self.low_x)
 
     def y(self, value: float) -> float:
         """Returns the vertical position of a value."""
@@ -124,9 +242,7 @@ class _Plane:
     def line(self, x: np.ndarray, y: np.ndarray, colour: str, *, dashed: bool) -> str:
         """Returns a line through the points; a dot if there is only one."""
         if x.size == 1:
-            return (
-                f'<circle cx="{self.x(x[0]):.1f}" cy="{self.y(y[0]):.1f}" r="3" fill="{colour}"/>'
-            )
+            return self.dot(x[0], y[0], colour)
         points = " ".join(f"{self.x(a):.1f} {self.y(b):.1f}" for a, b in zip(x, y, strict=True))
         dash = ' stroke-dasharray="5 3"' if dashed else ""
         return (
@@ -135,9 +251,22 @@ class _Plane:
         )
 
 
-def _figure(title: str, parts: Sequence[str], key: page.Html | str = "") -> page.Html:
+    def dot(self, x: float, y: float, colour: str) -> str:
+        """Returns a dot at a point."""
+        return f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="3" fill="{colour}"/>'
+
+
+def _key(colour: str, style: str, label: str) -> page.Html:
+    """Returns the entry of a line in the legend. style: solid, dashed or dotted."""
+    swatch = page.Html(f'<i style="border-top-color:{colour};border-top-style:{style}"></i>')
+    return page.element("span", swatch, label)
+
+
+def _figure(
+    title: str, parts: Sequence[str], key: page.Html | str = "", height: int = _HEIGHT
+) -> page.Html:
     svg = page.Html(
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(title)}">'
+        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{html.escape(title)}">'
         f"{''.join(parts)}</svg>"
     )
     return page.element("figure", page.element("figcaption", title), svg, key)

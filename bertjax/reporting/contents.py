@@ -57,8 +57,8 @@ def read(path: str | os.PathLike) -> Run:
     if place.kind != "workdir":
         raise errors.UserError(
             f"{path}: a report describes the workdir of a pretraining run, or the output folder of "
-            f"fine-tuning (for a sweep, the folder of one of its combinations); this is a model of "
-            f"the format {place.kind}"
+            f"fine-tuning (to compare parts of a sweep or a suite, give their folders); this is a "
+            f"model of the format {place.kind}"
         )
     stored = workdir.read(place.folder).config
     config, phases = None, []

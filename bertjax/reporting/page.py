@@ -7,6 +7,7 @@ Text is escaped wherever it is inserted, except `Html`, which is markup already.
 
 import html
 import shlex
+import urllib.parse
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,6 +25,7 @@ body{margin:0 auto;max-width:1080px;padding:20px 24px 48px;color:var(--ink);back
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 h1{font-size:1.6em;line-height:1.2;margin:0 0 4px;overflow-wrap:anywhere}
 h2{font-size:1.15em;margin:36px 0 10px;padding-bottom:4px;border-bottom:1px solid var(--line)}
+a{color:var(--accent)}
 h3{font-size:1em;margin:20px 0 6px}
 p{margin:6px 0}
 .soft{color:var(--soft)}
@@ -98,6 +100,11 @@ def section(title: str, *parts: Any) -> Html:
 def note(content: Any) -> Html:
     """Returns a paragraph in soft print."""
     return element("p", content, style="soft")
+
+
+def link(content: Any, target: str) -> Html:
+    """Returns a link to `target`, a path beside the page. Nothing is loaded before a click."""
+    return Html(f'<a href="{html.escape(urllib.parse.quote(target))}">{text(content)}</a>')
 
 
 def bullets(lines: Iterable[Any]) -> Html:

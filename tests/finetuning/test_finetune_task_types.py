@@ -16,7 +16,7 @@ from bertjax import errors, sharding
 from bertjax.artifact import artifact, loading
 from bertjax.finetuning import feature_cache, job, predictor, recipe, run, suite, tasks, training
 from bertjax.finetuning.task_types import extractive_qa
-from tests.helpers import encoders, proofs, toy_tasks
+from tests.helpers import encoders, proofs, toy_tasks, web_pages
 from tests.helpers.task_types import bind
 
 GLUE = pathlib.Path(__file__).resolve().parents[2] / "configs" / "suites" / "glue.py"
@@ -324,8 +324,17 @@ def test_a_suite_runs_what_it_lacks_and_reports_all(root, tmp_path, monkeypatch,
     assert "- others: a paper" in table
     assert (tmp_path / "out" / "report.md").read_text() in table
     assert (tmp_path / "out" / "scores.png").read_bytes().startswith(b"\x89PNG")
+    page = web_pages.Page(tmp_path / "out" / "report.html")
+    assert page.loads() == [] and {*page.links} == {"classification/report.html"}
+    assert (tmp_path / "out" / page.links[0]).exists() and "others: a paper" in page.source
+    row = next(row for row in page.tables["Scores"] if row[:2] == ["classification", "dev"])
+    assert row[-1] == "88.5" and len(page.tables["All runs"]) == 2
+    assert "no such folder" in page.sections["Tasks without files"]
     monkeypatch.setattr(training, "train", lambda *_: pytest.fail("trained again"))
     assert command_line.main(words) == 0 and capsys.readouterr().out == table
+    assert command_line.main(["inspect", str(tmp_path / "out"), "--report"]) == 0
+    assert (tmp_path / "out" / "report.html").read_text() == page.source
+    capsys.readouterr()
     assert command_line.main([*words, "--data=glu/"]) == 2
     assert "for example classification: glu/: no such folder" in capsys.readouterr().err
     file.write_text(SUITE.replace('Item("ner"', 'Item("nre"'))

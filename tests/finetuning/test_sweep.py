@@ -1,14 +1,15 @@
 """A sweep trains every combination, chooses by dev, scores the chosen one on test, and resumes."""
 
 import json
+import shlex
 
 import pytest
 
 import bertjax
 from bertjax import __main__ as command_line
 from bertjax import errors
-from bertjax.finetuning import recipe, sweep, training
-from tests.helpers import toy_tasks
+from bertjax.finetuning import recipe, sweep, sweep_page, training
+from tests.helpers import toy_tasks, web_pages
 
 SWEPT = ("--sweep.strategy=full,features", "--sweep.num_epochs=1,2")
 
@@ -75,6 +76,49 @@ def test_only_the_chosen_combination_is_scored_on_test_and_kept(root, done):
     model = bertjax.load(root / "out")
     best = max(run for run in done["splits"]["test"]["accuracy"]["values"])
     assert model.evaluate(root / "test.tsv")["accuracy"] <= best
+
+
+def test_the_page_has_the_choice_and_every_run(root, done, capsys):
+    page = web_pages.Page(root / "out" / "report.html")
+    assert page.loads() == [] and len(page.source) < 200_000
+    best, rows = done["best"], done["combinations"]
+    assert {*page.links} == {f"{row['folder']}/report.html" for row in rows}
+    for link in {*page.links}:
+        own = web_pages.Page(root / "out" / link)
+        assert own.loads() == [] and len(own.tables["All runs"]) == 3  # two seeds
+    # the header is the first line
+    assert len(page.tables["Means over seeds"]) == 5 and len(page.tables["All runs"]) == 9
+    header, *runs = page.tables["All runs"]
+    scored = [run for run in runs if run[header.index("accuracy on test")]]
+    assert [run[:2] for run in scored] == [[str(v) for v in best["values"].values()]] * 2
+    assert page.source.count('<tr class="marked">') == 2
+    assert "at the rate 0.01 has the best mean" in page.sections["Choice"]
+    assert "standard errors" in page.sections["Choice"]
+    assert "bag of words" in page.sections["Baselines"]
+    (chart,) = page.charts  # one rate makes no chart by rate
+    assert chart == "accuracy on dev of each seed at the best rate, and the mean"
+    assert command_line.main(["inspect", str(root / "out"), "--report"]) == 0
+    assert (root / "out" / "report.html").read_text() == page.source
+    words = [word for word in shlex.split(page.sections["Command"])[1:] if word.strip()]
+    capsys.readouterr()
+    assert command_line.main([*words, "--print_config"]) == 0
+    printed = capsys.readouterr().out
+    assert "4 combinations" in printed and "strategy=features, num_epochs=2" in printed
+    assert "dropout_rate=0.0" in printed and "learning_rates=0.01" in printed
+
+
+def test_rates_make_a_chart_and_many_combinations_one_for_each_strategy(root, done):
+    (only,) = done["combinations"][0]["rates"]
+    rates = [{**only, "learning_rate": rate} for rate in (1e-3, 1e-2)]
+    rows = [{**row, "rates": rates} for row in done["combinations"]]
+    text = sweep_page.document(root / "out", {**done, "combinations": rows})
+    assert text.count("accuracy on dev by learning rate</figcaption>") == 1
+    text = sweep_page.document(root / "out", {**done, "combinations": rows * 3})
+    assert text.count("by learning rate, full</figcaption>") == 1
+    assert text.count("by learning rate, features</figcaption>") == 1
+    del rows[0]["runs"]
+    with pytest.raises(errors.UserError, match="earlier version; run the same"):
+        sweep_page.document(root / "out", {**done, "combinations": rows})
 
 
 def test_a_sweep_resumes_and_grows(root, done, monkeypatch, capsys):

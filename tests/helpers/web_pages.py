@@ -4,18 +4,20 @@ import html.parser
 import os
 import pathlib
 import re
+import urllib.parse
 
 VOID = {"meta", "br", "hr", "img", "path", "rect", "circle"}  # elements without an end tag
-# What would make a browser load something: attributes, elements and CSS.
+# What would make a browser load something: attributes, elements and CSS. A link to a file beside
+# the page loads nothing before a click.
 LOADING = re.compile(
-    r"\b(src|href|srcset|data|action|poster|background)\s*=|<(script|link|iframe|object|embed|img)"
-    r"|url\(|@import|https?://",
+    r"\b(src|(?<!<a )href|srcset|data|action|poster|background)\s*="
+    r"|<(script|link|iframe|object|embed|img)|url\(|@import|https?://",
     re.IGNORECASE,
 )
 
 
 class Page(html.parser.HTMLParser):
-    """A page: its text, the text of its sections by title, and its tables as lists of cells."""
+    """A page: the text and the tables, as lists of cells, of its sections; its charts and links."""
 
     def __init__(self, path: str | os.PathLike):
         super().__init__()
@@ -23,6 +25,7 @@ class Page(html.parser.HTMLParser):
         self.sections: dict[str, str] = {}
         self.tables: dict[str, list[list[str]]] = {}
         self.charts: list[str] = []
+        self.links: list[str] = []
         self._open: list[str] = []
         self._section = self._title = ""
         self.feed(self.source)
@@ -43,6 +46,8 @@ class Page(html.parser.HTMLParser):
             self.tables.setdefault(self._section, []).append([])
         elif tag in ("td", "th"):
             self.tables[self._section][-1].append("")
+        elif tag == "a":
+            self.links.append(urllib.parse.unquote(dict(attrs)["href"]))
         elif tag == "svg":
             self.charts.append(dict(attrs)["aria-label"])
 

@@ -7,7 +7,7 @@ import pytest
 
 from bertjax import __main__ as command_line
 from bertjax import paths
-from bertjax.finetuning import mistakes, report_page
+from bertjax.finetuning import mistakes, pages, report_page
 from tests.helpers import toy_tasks, web_pages
 
 
@@ -67,7 +67,7 @@ def test_a_damaged_report_is_one_line_and_does_not_fail_the_run(root, tmp_path, 
     for name, text in (("config.json", (root / "out" / "config.json").read_text()),
                        ("report.json", json.dumps(content | {"splits": None}))):  # fmt: skip
         (tmp_path / name).write_text(text)
-    report_page.write_at_end(paths.of(tmp_path))
+    pages.write_at_end(paths.of(tmp_path))
     assert "warning: no report.html was written: " in capsys.readouterr().err
     (tmp_path / "report.json").write_text("{}")
     assert command_line.main(["inspect", str(tmp_path), "--report"]) == 2

@@ -20,6 +20,9 @@ def test_text_is_escaped_wherever_it_is_inserted():
         tables.table([EVIL, ""], [[EVIL, tables.Good(page.text(EVIL))]]),
         charts.lines(EVIL, [charts.Line(EVIL, [1, 2], [3, 4])], EVIL),
         charts.histogram(EVIL, [1, 2, 3], [4, 5], EVIL),
+        charts.spreads(EVIL, [charts.Spread(EVIL, [1, 2], [3, 4], [1, None])], {EVIL: 3.5}),
+        charts.dots(EVIL, [(EVIL, [3, 4])], {EVIL: 3.5}),
+        page.link(EVIL, f'"{EVIL}'),
         page.command("bertjax pretrain '<u>'"),
     ]
     text = page.document(EVIL, EVIL, parts)
@@ -31,6 +34,8 @@ def test_empty_parts_leave_no_trace():
     assert page.section("Curves", charts.lines("loss", [charts.Line("a", [], [])])) == ""
     assert tables.table(["a"], []) == tables.facts({"a": ""}) == page.bullets([]) == ""
     assert charts.histogram("n", [1, 2], [0], "x") == ""
+    assert charts.dots("n", [("a", [math.nan])], {"b": 1.0}) == ""
+    assert charts.spreads("n", [charts.Spread("a", [1e-3], [50.0], [1.0])], {}) == ""
     text = tables.table(["a", "b", "c"], [["1", "", "3"], ["4", "", "6"]], left=2)
     assert "b" not in re.sub(r"<[^>]*>", "", text), "a column without values"
 
@@ -54,6 +59,31 @@ def test_odd_values_are_drawn(values):
     svg = charts.lines("x", [charts.Line("a", range(len(values)), values)])
     numbers = [float(n) for n in re.findall(r'(?:x|y|cx|cy)="([\d.e+-]+)"', svg)]
     assert numbers and all(-1 <= n <= 361 for n in numbers) and "nan" not in svg.lower()
+
+
+def test_means_over_rates_have_bars_of_their_deviation():
+    rates, means = [1e-5, 1e-4, 1e-3], [50.0, 60.0, math.nan]
+    drawn = [charts.Spread("full", rates, means, [5.0, None, None]),
+             charts.Spread("lora", [1e-3], [80.0], [10.0])]  # fmt: skip
+    svg = charts.spreads("accuracy", drawn, {"majority": 14.0})
+    assert [f">{text}<" in svg for text in ("1e-5", "1e-4", "1e-3", "0.001")] == [1, 1, 1, 0]
+    assert svg.count("<circle") == 3 and "majority 14.00" in svg
+    line = points(svg)
+    circles = np.array(re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', svg), float)
+    assert (line == circles[:2]).all()
+    (low, high), (other_low, other_high) = (
+        sorted(map(float, bar)) for bar in re.findall(r'd="M[\d.]+ ([\d.]+)V([\d.]+)" stroke=', svg)
+    )
+    unit = (circles[0, 1] - circles[1, 1]) / 10
+    assert (high - low) == pytest.approx(10 * unit, abs=0.2)
+    assert (other_high - other_low) == pytest.approx(20 * unit, abs=0.2)
+
+
+def test_dots_have_a_row_for_each_label():
+    svg = charts.dots("seeds", [("a", [1.0, 3.0]), ("b" * 90, [2.0])], {"bag": 2.0}, marked=1)
+    rows = [float(y) for y in re.findall(r'cy="([\d.]+)"', svg)]
+    assert rows[0] == rows[1] < rows[2] and "b" * 55 + "..." in svg
+    assert svg.count(charts.COLOURS[1]) == 2, "the dot and the mean of the marked row"
 
 
 def test_metrics_become_charts_by_objective_and_source():
