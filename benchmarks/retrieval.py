@@ -2,7 +2,7 @@
 
     python -m benchmarks.retrieval --data=shared/data/ --output=retrieval/ [--real=minilm/] \\
         [--ours=run/] [--sets=squad,fairytale] [--queries=100] [--train=600] [--top=50] \\
-        [--num_epochs=2] [--peer]
+        [--questions=1500] [--num_epochs=2] [--peer]
 
 The sets are SQuAD 1.1 (paragraphs of Wikipedia) and FairytaleQA (sections of stories). The
 documents are all paragraphs of the dev file, whose texts are not in train; --queries questions
@@ -16,8 +16,8 @@ are drawn evenly from it. Rows of the table:
                   loss of all these sizes
     peer          with --peer: sentence-transformers on the same pairs, with the same settings
     reranked      the best --top documents of "fine-tuned", reranked by a cross-encoder that starts
-                  from --real too and learns from the same mined negatives, for as many epochs
-                  as `finetune` chooses by size
+                  from --real too. It learns from --questions questions, each with its paragraph,
+                  2 mined negatives and 2 others, drawn at random
 
 With --ours, the rows are repeated for a model that is pretrained here, but for the cross-encoder
 and the peer. Each training has one rate and one seed. The output has the collection in BEIR's
@@ -28,6 +28,7 @@ rank.
 import argparse
 import json
 import pathlib
+import random
 import sys
 import time
 from collections.abc import Sequence
@@ -47,10 +48,11 @@ from bertjax.runtime import backend
 
 SETS = {"squad": "qa/squad11_{}.json", "fairytale": "qa/fairytaleqa_{}.json"}
 MAX_LENGTH = 128
-RATE, RERANK_RATE = 2e-5, 1e-4
-BATCH = 32
+RATE, RERANK_RATE = 2e-5, 2e-4
+BATCH, RERANK_BATCH = 32, 8
 SIZES = (32, 64, 128, 384)
-NEGATIVES, SKIPPED = 3, 1  # of each question for the cross-encoder; best wrong results left out
+NEGATIVES, SKIPPED = 3, 1  # of each question; best wrong results left out
+HARD, RANDOM = 2, 2  # mined negatives of a question for the cross-encoder, and others
 Pair = tuple[str, str]
 
 
@@ -94,12 +96,25 @@ def trained(
     """Returns the model of one fine-tuning, whose output folder stands beside its train file."""
     values = {
         "model": model, "learning_rates": str(rate), "max_length": MAX_LENGTH,
-        "batch_size": BATCH, "dtype": flags.dtype,
-        **({"num_epochs": flags.num_epochs} if task == "embeddings" else {}),
+        "batch_size": RERANK_BATCH if task == "rerank" else BATCH, "dtype": flags.dtype,
+        "num_epochs": flags.num_epochs,
         **{f"kind.{key}": value for key, value in keys.items()},
     }  # fmt: skip
     config = recipe.make(task, None, {"train": train}, values)
     return run_lib.finetune(config, train.with_suffix("")).model
+
+
+def with_random(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the records with HARD of their negatives, and RANDOM paragraphs of other records."""
+    draw = random.Random(0)
+    paragraphs = sorted({record["positive"] for record in records})
+    made = []
+    for record in records:
+        hard = record["negatives"][:HARD]
+        others = [p for p in draw.sample(paragraphs, min(len(paragraphs), HARD + RANDOM + 1))
+                  if p not in (record["positive"], *hard)]  # fmt: skip
+        made.append({**record, "negatives": [*hard, *others[:RANDOM]]})
+    return made
 
 
 def mined(model: Any, train: Sequence[Pair], folder: pathlib.Path) -> list[dict[str, Any]]:
@@ -129,6 +144,7 @@ class Set:
                  for split in ("train", "dev")}  # fmt: skip
         asked, paragraphs = pairs(files["dev"], flags.queries)
         self.train, _ = pairs(files["train"], flags.train)
+        self.questions, _ = pairs(files["train"], flags.questions)
         write_collection(self.folder / "beir", asked, paragraphs)
         self.examples = queries_lib.read(self.folder / "beir", "test", depth=flags.top)
         self.rows: dict[str, dict[str, float]] = {}
@@ -149,9 +165,9 @@ class Set:
         start = time.perf_counter()
         self.add(f"{name}zero-shot", retrieval.run(bertjax.load(model), self.examples),
                  time.perf_counter() - start)  # fmt: skip
-        records = [{"anchor": q, "positive": p} for q, p in self.train]
+        matches = [{"anchor": q, "positive": p} for q, p in self.train]
         for file in ("pairs", "sizes"):
-            write_lines(folder / f"{file}.jsonl", records)
+            write_lines(folder / f"{file}.jsonl", matches)
         start = time.perf_counter()
         encoder = trained("embeddings", folder / "pairs.jsonl", RATE, model, self.flags)
         first = retrieval.run(encoder, self.examples)
@@ -167,10 +183,10 @@ class Set:
             )  # fmt: skip
             self.add("peer", self.examples.search(vectors), time.perf_counter() - start)
         start = time.perf_counter()
-        candidates = mined(encoder, self.train, folder / "mined")
+        records = mined(encoder, self.train, folder / "mined")
         seconds = time.perf_counter() - start
         triplets = [{"anchor": r["query"], "positive": r["positive"], "negatives": r["negatives"]}
-                    for r in candidates]  # fmt: skip
+                    for r in records]  # fmt: skip
         write_lines(folder / "triplets.jsonl", triplets)
         start = time.perf_counter()
         better = trained("embeddings", folder / "triplets.jsonl", RATE, model, self.flags)
@@ -178,12 +194,13 @@ class Set:
                  seconds + time.perf_counter() - start)  # fmt: skip
         self._sizes(name, model, folder / "sizes.jsonl")
         if rerank:
-            write_lines(folder / "candidates.jsonl", candidates)
             start = time.perf_counter()
+            candidates = with_random(mined(encoder, self.questions, folder / "mined"))
+            write_lines(folder / "candidates.jsonl", candidates)
             reranker = trained("rerank", folder / "candidates.jsonl", RERANK_RATE, model,
                                self.flags)  # fmt: skip
             self.add("reranked", retrieval.run(reranker, self.examples, first),
-                     seconds + time.perf_counter() - start)  # fmt: skip
+                     time.perf_counter() - start)  # fmt: skip
 
     def _sizes(self, name: str, model: str, file: pathlib.Path) -> None:
         """Adds a row for each size of Matryoshka vectors that the model's width allows."""
@@ -223,8 +240,9 @@ def main() -> int:
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--queries", type=int, default=100, help="questions of each set")
     parser.add_argument("--train", type=int, default=600, help="pairs to train on")
+    parser.add_argument("--questions", type=int, default=1500, help="for the cross-encoder")
     parser.add_argument("--top", type=int, default=50, help="documents to rerank")
-    parser.add_argument("--num_epochs", type=int, default=2, help="of the encoders")
+    parser.add_argument("--num_epochs", type=int, default=2, help="of each training")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     flags = parser.parse_args()
     backend.configure(flags.dtype)

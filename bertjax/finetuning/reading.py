@@ -68,6 +68,7 @@ def read(config: ml_collections.ConfigDict, source: artifact.Artifact) -> Labell
     notes = _pooling_notes(config, task_type, source)
     examples = _examples(config, notes)
     train = examples["train"]
+    task_type = task_type.for_train(train)
     labels = tuple(task.labels or task_type.label_names(train))
     examples["train"] = splits.sample(train, config.data.max_train)
     num_texts = None if task.any_texts else train[0].num_texts()
@@ -217,7 +218,7 @@ def encode(
         tokenizer=source.tokenizer,
         lengths=task_type.lengths_of(min(config.max_length, max_length)),
         prompt_ids=strategy.prompt_ids(),
-        absent=base.absent(source.fields),
+        absent=rows.absent(source.fields),
     )
     return Encoded(task_type, strategy, make_rows(task_type, labelled), max_length, notes)
 

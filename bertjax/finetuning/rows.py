@@ -10,12 +10,13 @@ model without two token types.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from bertjax.artifact import artifact
 from bertjax.data.tokenizers import special_tokens
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 
@@ -38,6 +39,15 @@ class Feature(NamedTuple):
 
 
 FEATURES = {name: Feature(np.int32) for name in INPUTS}
+
+
+def absent(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the features that a model with these fields does not read.
+
+    A model with fewer than two token types does not read token_type_ids. Every model reads all
+    other features.
+    """
+    return () if artifact.has_token_types(fields) else ("token_type_ids",)
 
 
 class Lengths(NamedTuple):

@@ -69,7 +69,7 @@ def write(
     task_type = None if model.task is None else task_types.of_artifact(model)
     notes = _output_notes(model, task_type)
     params = {path: np.asarray(x) for path, x in artifact.flatten(model.params).items()}
-    absent = base.absent(model.fields)
+    absent = rows.absent(model.fields)
     inputs = [name for name in rows.INPUTS if name not in absent]
     longest = model.fields["max_length"] - len(task_type.prompt_ids if task_type else ())
     exported = _export(_function(model, task_type, dtype), params, inputs, longest, platforms)

@@ -158,7 +158,7 @@ def bind(
         labels=tuple(name for name in names if name in everything),
         tokenizer=source.tokenizer,
         lengths=rows.Lengths(min(max_length, source.fields["max_length"])),
-        absent=base.absent(source.fields),
+        absent=rows.absent(source.fields),
         num_texts=examples["train"][0].num_texts() or 0,
     )
 

@@ -93,6 +93,11 @@ class TaskType(abc.ABC):
         del source
         return self
 
+    def for_train(self, examples: Sequence[Any]) -> Self:
+        """Returns the task type with the options chosen that its config leaves to the examples."""
+        del examples
+        return self
+
     def label_names(self, examples: Sequence[Any]) -> list[str]:
         """Returns the labels of the training examples in order; [] for a type without labels."""
         del examples
@@ -384,15 +389,6 @@ def summed(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
     for text, probability in pairs:
         totals[text] = totals.get(text, 0.0) + float(probability)
     return totals
-
-
-def absent(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the features that a model with these fields does not read.
-
-    A model with fewer than two token types does not read token_type_ids. Every model reads all
-    other features.
-    """
-    return () if artifact.has_token_types(fields) else ("token_type_ids",)
 
 
 def _text_count(number: int) -> str:

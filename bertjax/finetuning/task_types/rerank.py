@@ -1,11 +1,17 @@
 """Reranking: a cross-encoder reads a query and a document together and scores the document.
 
 The head "classifier" gives one number for the two texts (Nogueira & Cho, arXiv 1901.04085). There
-are two losses:
+are three losses:
 
     binary        The binary cross entropy between the sigmoid of the score and the label, 0 to 1.
+    softmax       The cross entropy between the softmax of the scores of a query's documents and
+                  their labels, which are divided by their sum (Gao et al., arXiv 2101.08751).
     margin_mse    The squared error between the margin of two scores, positive minus negative, and
                   that of a teacher (Hofstaetter et al., arXiv 2010.02666).
+
+The default "auto" is margin_mse if train has a teacher's scores, softmax if every example has
+documents of two labels, and otherwise binary. With few queries and several negatives for each,
+softmax starts to learn hundreds of steps before binary (benchmarks/retrieval.py).
 
 On dev, the candidates of each query are ranked by their scores. `finetuning.retrieval` reranks the
 results of a search.
@@ -16,7 +22,7 @@ Shapes: B batch, N documents of a row.
 import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +37,8 @@ from bertjax.finetuning.task_types import base, classification
 from bertjax.objectives.common import losses
 
 Example = examples_lib.Candidates
-LOSSES = ("binary", "margin_mse")
+LOSSES = ("auto", "binary", "softmax", "margin_mse")
+TOGETHER = ("softmax", "margin_mse")  # the documents of an example are one row
 RELEVANT = 0.5  # documents with this label or a higher one are relevant in the scores
 
 
@@ -39,7 +46,7 @@ RELEVANT = 0.5  # documents with this label or a higher one are relevant in the 
 class Config:
     """The loss."""
 
-    loss: str = "binary"  # binary: labels from 0 to 1; margin_mse: scores of a teacher
+    loss: str = "auto"  # binary: labels; softmax: labels of groups; margin_mse: a teacher's scores
 
     def __post_init__(self):
         errors.check(self.loss in LOSSES, "kind.loss", self.loss, f"one of {', '.join(LOSSES)}")
@@ -57,11 +64,20 @@ class TaskType(base.TaskType):
         """Returns 1, because the head gives one score."""
         return 1
 
+    def for_train(self, examples: Sequence[Example]) -> Self:
+        """Returns the task type with a loss that fits the examples, in place of "auto"."""
+        if self.config.loss != "auto":
+            return self
+        if any(example.teacher is not None for example in examples):
+            return self._with(loss="margin_mse")
+        is_grouped = all(len(set(example.labels or ())) > 1 for example in examples)
+        return self._with(loss="softmax" if is_grouped else "binary")
+
     def label_names(self, examples: Sequence[Example]) -> list[str]:
         """Returns []: there are no classes.
 
-        Raises UserError if the loss needs a teacher's scores that train lacks, or ignores them, and
-        if all documents of train have the same label.
+        Raises UserError if the loss needs a teacher's scores that train lacks, or ignores them, if
+        all documents of train have the same label, and for softmax also if those of one example do.
         """
         for example in examples:
             place = example.where or "train"
@@ -70,10 +86,18 @@ class TaskType(base.TaskType):
                     f"{place}: no scores of a teacher, which config.kind.loss = 'margin_mse' "
                     "needs; give columns query, positive, negative and score"
                 )
-            if self.config.loss == "binary" and example.teacher is not None:
+            if self.config.loss != "margin_mse" and example.teacher is not None:
                 raise errors.UserError(
-                    f"{place}: has scores of a teacher, which config.kind.loss = 'binary' does not "
-                    "use; give --config.kind.loss=margin_mse or remove the column"
+                    f"{place}: has scores of a teacher, which config.kind.loss = "
+                    f"'{self.config.loss}' does not use; give --config.kind.loss=margin_mse or "
+                    "remove the column"
+                )
+            if self.config.loss == "softmax" and len(set(example.labels or ())) == 1:
+                raise errors.UserError(
+                    f"{place}: all documents have the label {example.labels[0]:g}; "
+                    "config.kind.loss = 'softmax' compares documents that match a query with "
+                    "others: give them in one record, with columns query, positive, negatives or "
+                    "query, documents, labels"
                 )
         labels = {label for example in examples for label in example.labels or ()}
         if len(labels) == 1:
@@ -99,13 +123,14 @@ class TaskType(base.TaskType):
         return {**rows.FEATURES, "label": number, "label_weight": number}
 
     def _encode(self, examples: Sequence[Example]) -> rows.Encoded:
-        """Encodes each document as a row; for margin_mse, all documents of an example as one row.
+        """Encodes each document as a row; for losses of `TOGETHER`, an example as one row.
 
         Examples with fewer documents than others have empty documents of weight 0. The weight of a
         positive is also 0 for margin_mse, since the loss has a term for each negative.
         """
         form = rows.Form(self.tokenizer)
-        together = self.config.loss == "margin_mse"
+        together = self.config.loss in TOGETHER
+        is_margin = self.config.loss == "margin_mse"
         width = max((len(e.documents) for e in examples), default=1) if together else 1
         pairs = [(e.query, document) for e in examples for document in e.documents]
         ids = iter(rows.encode(self.tokenizer, pairs))
@@ -113,7 +138,7 @@ class TaskType(base.TaskType):
         for i, example in enumerate(examples):
             inputs = [form.enclose(next(ids), self.lengths.length) for _ in example.documents]
             truncated[i] = any(enclosed.truncated for enclosed in inputs)
-            numbers = example.teacher if together else example.labels
+            numbers = example.teacher if is_margin else example.labels
             known = numbers is not None
             numbers = numbers if known else (0.0,) * len(inputs)
             size = len(inputs) if together else 1
@@ -121,7 +146,7 @@ class TaskType(base.TaskType):
                 row = rows.stack([e.row for e in inputs[start : start + size]], width)
                 label_N, weight_N = np.zeros((2, width), np.float32)
                 label_N[:size] = numbers[start : start + size]
-                weight_N[int(together) : size] = known
+                weight_N[int(is_margin) : size] = known
                 row["label"], row["label_weight"] = label_N, weight_N
                 encoded.append(row)
                 owners.append(i)
@@ -129,18 +154,25 @@ class TaskType(base.TaskType):
 
     def normalizers(self, batch: losses.Batch) -> dict[str, jax.Array]:
         """Returns {loss name: sum of the weights}, by which the loss sum is divided."""
-        return {f"{self.config.loss}_loss": _weights(batch).sum()}
+        weights_BN = _weights(batch)
+        of_queries = self.config.loss == "softmax"
+        return {f"{self.config.loss}_loss": (weights_BN.max(1) if of_queries else weights_BN).sum()}
 
     def loss(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
-        """Returns binary_loss, in nats, or margin_mse_loss."""
+        """Returns binary_loss or softmax_loss, in nats, or margin_mse_loss."""
         scores_BN, label_BN = _scores(apply, batch), batch["label"]
+        weights = _weights(batch)  # [B, N], or [B] for softmax
         if self.config.loss == "binary":
-            loss_BN = optax.sigmoid_binary_cross_entropy(scores_BN, label_BN)
+            loss = optax.sigmoid_binary_cross_entropy(scores_BN, label_BN)
+        elif self.config.loss == "softmax":
+            share_BN = jnp.where(weights > 0, label_BN, 0)
+            share_BN /= jnp.maximum(share_BN.sum(1, keepdims=True), 1e-6)
+            known_BN = jnp.where(weights > 0, scores_BN, -jnp.inf)
+            loss, weights = optax.safe_softmax_cross_entropy(known_BN, share_BN), weights.max(1)
         else:
             margin_BN = scores_BN[:, :1] - scores_BN
-            loss_BN = (margin_BN - (label_BN[:, :1] - label_BN)) ** 2
-        weights_BN = _weights(batch)
-        return {f"{self.config.loss}_loss": ((loss_BN * weights_BN).sum(), weights_BN.sum())}
+            loss = (margin_BN - (label_BN[:, :1] - label_BN)) ** 2
+        return {f"{self.config.loss}_loss": ((loss * weights).sum(), weights.sum())}
 
     def outputs(
         self, apply: Callable[..., losses.Batch], batch: losses.Batch

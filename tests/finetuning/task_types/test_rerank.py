@@ -19,11 +19,12 @@ from tests.helpers import tiny_model, toy_tasks
 from tests.helpers.task_types import bind
 
 pytest.importorskip("pytrec_eval", reason="pytrec-eval-terrier is not installed")
+BINARY, SOFTMAX = rerank.Config("binary"), rerank.Config("softmax")
 MARGIN = rerank.Config("margin_mse")
 Candidates = examples_lib.Candidates
 
 
-def typed(config=rerank.Config(), length=12):  # noqa: B008
+def typed(config=BINARY, length=12):
     return bind(rerank, config, tokenizer=tiny_model.tokenizer(), lengths=rows.Lengths(length))
 
 
@@ -45,12 +46,16 @@ def terms(config, scores, labels, weights, example_weights):
     return found
 
 
-def test_rows_of_both_losses():
+def test_rows_of_the_losses():
     examples = [
         Candidates("cat", ("the cat", "a dog ran"), (1.0, 0.0), (7.0, 2.0)),
         Candidates("dog", ("a dog",)),
     ]
     binary, margin = typed().encode(examples), typed(MARGIN).encode(examples)
+    softmax = typed(SOFTMAX).encode(examples)
+    assert softmax.owners.tolist() == [0, 1]
+    assert [row["label"].tolist() for row in softmax.rows] == [[1, 0], [0, 0]]
+    assert [row["label_weight"].tolist() for row in softmax.rows] == [[1, 1], [0, 0]]
     assert binary.owners.tolist() == [0, 0, 1] and margin.owners.tolist() == [0, 1]
     assert [row["label"].tolist() for row in binary.rows] == [[1], [0], [0]]
     assert [row["label_weight"].tolist() for row in binary.rows] == [[1], [1], [0]]
@@ -72,13 +77,19 @@ def test_a_long_document_is_truncated_and_the_query_is_not():
 
 def test_the_losses_are_those_of_the_formulas():
     scores, labels = [[2.0], [-1.0], [9.0]], [[1.0], [0.25], [1.0]]
-    total, weight = terms(rerank.Config(), scores, labels, [[1], [1], [1]], [1, 1, 0])
+    total, weight = terms(BINARY, scores, labels, [[1], [1], [1]], [1, 1, 0])
 
     def entropy(score, label):
         p = 1 / (1 + np.exp(-score))
         return -label * np.log(p) - (1 - label) * np.log(1 - p)
 
     assert weight == 2 and total == pytest.approx(entropy(2, 1) + entropy(-1, 0.25), rel=1e-6)
+    scores = [[2.0, 1.0, 0.0], [1.0, 3.0, 9.0], [4.0, 0.0, 0.0]]
+    labels = [[1.0, 0.0, 1.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+    weights = [[1, 1, 1], [1, 1, 0], [1, 1, 1]]
+    total, weight = terms(SOFTMAX, scores, labels, weights, [1, 1, 0])
+    first = np.log(np.exp(scores[0]).sum()) - (2 + 0) / 2  # half of the label for each match
+    assert weight == 2 and total == pytest.approx(first + np.log1p(np.exp(2)), rel=1e-6)
     scores, labels = [[3.0, 1.0, 5.0], [1.0, 0.0, 0.0]], [[9.0, 8.0, 0.0], [4.0, 1.0, 0.0]]
     total, weight = terms(MARGIN, scores, labels, [[0, 1, 1], [0, 1, 0]], [1, 1])
     assert weight == 3 and total == pytest.approx((2 - 1) ** 2 + (-2 - 9) ** 2 + (1 - 3) ** 2)
@@ -106,14 +117,27 @@ def test_candidates_are_ranked_by_query():
     [
         (MARGIN, Candidates("q", ("a", "b"), (1.0, 0.0), where="a.tsv:2"),
          "a.tsv:2: no scores of a teacher"),
-        (rerank.Config(), Candidates("q", ("a", "b"), (1.0, 0.0), (2.0, 1.0), where="a.tsv:2"),
+        (BINARY, Candidates("q", ("a", "b"), (1.0, 0.0), (2.0, 1.0), where="a.tsv:2"),
          "a.tsv:2: has scores of a teacher, which .*--config.kind.loss=margin_mse"),
-        (rerank.Config(), Candidates("q", ("a",), (1.0,)), "all documents .* label 1: add doc"),
+        (SOFTMAX, Candidates("q", ("a",), (1.0,), where="a.tsv:2"), "a.tsv:2: all documents have "
+         "the label 1; config.kind.loss = 'softmax' compares"),
+        (BINARY, Candidates("q", ("a",), (1.0,)), "all documents .* label 1: add doc"),
     ],
 )  # fmt: skip
 def test_train_must_fit_the_loss(config, example, says):
     with pytest.raises(errors.UserError, match=says):
         bind(rerank, config).label_names([example])
+
+
+def test_the_loss_is_chosen_by_the_examples():
+    group, single = Candidates("q", ("a", "b"), (1.0, 0.0)), Candidates("q", ("a",), (1.0,))
+    taught = Candidates("q", ("a", "b"), (1.0, 0.0), (2.0, 1.0))
+
+    def chosen(*examples, config=rerank.Config()):  # noqa: B008
+        return bind(rerank, config).for_train(examples).config.loss
+
+    assert chosen(group) == "softmax" and chosen(group, single) == "binary"
+    assert chosen(taught) == "margin_mse" and chosen(group, config=BINARY) == "binary"
 
 
 @pytest.fixture(scope="module")
