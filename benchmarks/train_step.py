@@ -1,13 +1,23 @@
-"""Compares BERT's train step with that of transformers on PyTorch: tokens/s on the CPU.
+"""Times train steps on the CPU beside transformers on PyTorch, eager and compiled.
 
-    python benchmarks/train_step.py --jax_python=PYTHON --torch_python=PYTHON
+    python -m benchmarks.train_step [--models=bert_mini,t5_small:8x512] [--dtypes=bfloat16] \\
+        [--torch_python=PYTHON] [--json=FILE] [--table=FILE]
 
-A step is forward, backward, clipping and AdamW, with dropout and next sentence prediction; 15% of
-the positions are predicted. Ours gathers these positions and theirs scores every position, as each
-library does by default. Every contender runs in its own process with its own interpreter (the
-newest jax and torch may need different ones). They take turns, so that other load on the machine
-affects all of them equally; a figure is the median of its rounds. FLOPs are those of our model,
-matmuls only, for every contender, and are compared with those of one large float32 matmul.
+A step is forward, backward, clipping and AdamW, with each model's dropout and published objective
+on random tokens: MLM with NSP for BERT and with SOP for ALBERT, replaced token detection for
+ELECTRA, span corruption for T5 (a target is about 0.22 times as long as its input). bfloat16 is
+autocast in PyTorch. MLM predicts 15% of the positions. transformers computes logits at every
+position. We compute them at the predicted positions, which is less work; for equal work, the
+contender "ours, every position" computes them at all. T5 and GPT-2 do equal work anyway. ELECTRA
+has no such contender.
+
+Every contender runs in a process of its own. In each round, the contenders of a row take turns, so
+that other load on the machine affects all of them. Columns: median tokens/s of the rounds; half the
+range of the rounds; the ratio of our tokens/s to those of the faster PyTorch, the median of the
+rounds' ratios; the same ratio by CPU time, which other load on the machine affects less; model
+FLOPs of a step, matmuls only; the share of the peak, which is the best FLOP/s of a 2048 x 2048
+matmul in that dtype in either library; CPU time of a step over all threads; peak memory of the
+process; and the time of the first step beyond that of a later one, which is compilation.
 """
 
 import argparse
@@ -18,193 +28,60 @@ import pathlib
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from benchmarks import train_step_cases as cases
+from bertjax import errors, experiment, files
+from bertjax.runtime import backend
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-CONTENDERS = ("bertjax", "torch-eager", "torch-compiled")
-MATMUL = 2048  # size of the square matmul that measures the machine's peak
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """A variant of BERT and its batch."""
-
-    variant: str
-    batch_size: int
-    length: int = 128
-    vocab_size: int = 30522
-
-    @property
-    def tokens(self) -> int:
-        """Tokens per step."""
-        return self.batch_size * self.length
-
-
-SHAPES = {"small": Shape("mini", 64), "base": Shape("base", 16)}
-
-
-# The worker's code. Heavy imports are local: each interpreter has only its own libraries.
-
-
-def make_batch(shape: Shape) -> dict:
-    """Returns random tokens without padding, with 15% of the positions of each row masked."""
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    rows, length = shape.batch_size, shape.length
-    chosen = round(0.15 * length)
-    order = rng.permuted(np.tile(np.arange(1, length), (rows, 1)), axis=1)
-    return {
-        "input_ids": rng.integers(5, shape.vocab_size, (rows, length), np.int32),
-        "attention_mask": np.ones((rows, length), np.int32),
-        "token_type_ids": np.repeat([[0, 1]], length // 2, axis=1).repeat(rows, 0).astype(np.int32),
-        "masked_positions": np.sort(order[:, :chosen], axis=1).astype(np.int32),
-        "masked_ids": rng.integers(5, shape.vocab_size, (rows, chosen), np.int32),
-        "masked_weights": np.ones((rows, chosen), np.float32),
-        "next_sentence_label": rng.integers(0, 2, rows, np.int32),
-    }
-
-
-def bertjax_steps(shape: Shape, dtype: str) -> tuple[dict, Callable[[], object]]:
-    """Returns (facts, step): the package's own train step, as `bertjax pretrain` builds it."""
-    sys.path.insert(0, str(REPOSITORY))
-    from bertjax.runtime import backend
-
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    backend.configure(dtype)
-    import jax
-
-    from bertjax import config as config_lib
-    from bertjax import experiment as experiment_lib
-    from bertjax import phases as phases_lib
-    from bertjax import sharding
-
-    config = config_lib.default("bert", shape.variant, "mlm")
-    config.model.vocab_size = shape.vocab_size
-    config.data.length, config.batch_size, config.dtype = shape.length, shape.batch_size, dtype
-    experiment = experiment_lib.Experiment(config)
-    mesh = sharding.make_mesh()
-    with jax.set_mesh(mesh):
-        state = jax.jit(experiment.init_state)(jax.random.key(0))
-        batch = sharding.global_batch(mesh, shape.batch_size, make_batch(shape))
-        train_step = experiment.train_step(phases_lib.of(config)[0], mesh)
-
-    def step():
-        nonlocal state
-        with jax.set_mesh(mesh):
-            state, report = train_step(state, batch)
-        return jax.block_until_ready(report["loss"])
-
-    flops = shape.batch_size * experiment.flops_per_sequence(shape.length)
-    return {"library": f"jax {jax.__version__}", "flops": flops}, step
-
-
-def torch_steps(shape: Shape, dtype: str, *, compiled: bool) -> tuple[dict, Callable[[], object]]:
-    """Returns (facts, step) of transformers' BertForPreTraining with fused AdamW.
-
-    bfloat16 is autocast.
-    """
-    import torch
-    import transformers
-
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    sys.path.insert(0, str(REPOSITORY))
-    sizes = {"mini": (4, 256), "base": (12, 768)}
-    layers, width = sizes[shape.variant]
-    model = transformers.BertForPreTraining(
-        transformers.BertConfig(
-            vocab_size=shape.vocab_size,
-            hidden_size=width,
-            num_hidden_layers=layers,
-            num_attention_heads=width // 64,
-            intermediate_size=4 * width,
-        )
-    ).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.01, fused=True)
-    batch = {name: torch.tensor(value) for name, value in make_batch(shape).items()}
-    labels = torch.full((shape.batch_size, shape.length), -100, dtype=torch.long)
-    labels.scatter_(1, batch["masked_positions"].long(), batch["masked_ids"].long())
-    inputs = {
-        **{k: batch[k].long() for k in ("input_ids", "attention_mask", "token_type_ids")},
-        "labels": labels,
-        "next_sentence_label": batch["next_sentence_label"].long(),
-    }
-    forward = torch.compile(model) if compiled else model
-
-    def step():
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
-            loss = forward(**inputs).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return float(loss.detach())
-
-    return {"library": f"torch {torch.__version__}, transformers {transformers.__version__}"}, step
-
-
-def matmul_flops() -> float:
-    """Returns the FLOP/s of a float32 matmul in NumPy, the best of ten."""
-    import numpy as np
-
-    x = np.ones((MATMUL, MATMUL), np.float32)
-    seconds = []
-    for _ in range(10):
-        start = time.perf_counter()
-        x @ x
-        seconds.append(time.perf_counter() - start)
-    return 2 * MATMUL**3 / min(seconds)
-
-
-def work(name: str, shape: Shape, dtype: str) -> None:
-    """Runs a worker: compiles and prints its facts as JSON; then serves requests from stdin.
-
-    Each line of stdin is a number of steps to run; prints the mean seconds per step.
-    """
-    if name == "bertjax":
-        about, step = bertjax_steps(shape, dtype)
-    else:
-        about, step = torch_steps(shape, dtype, compiled=name == "torch-compiled")
-    start = time.perf_counter()
-    step()
-    about["first_step_seconds"] = time.perf_counter() - start
-    step()
-    start = time.perf_counter()
-    loss = float(step())
-    print(json.dumps({**about, "step_seconds": time.perf_counter() - start, "loss": loss}))
-    for line in sys.stdin:
-        start = time.perf_counter()
-        for _ in range(int(line)):
-            step()
-        print((time.perf_counter() - start) / int(line))
-
-
-# The parent's code.
+OURS = ("ours", "every")
+TORCH = ("eager", "compiled")
+DTYPES = ("float32", "bfloat16")
+LABELS = {
+    "ours": "ours",
+    "every": "ours, every position",
+    "eager": "transformers, eager",
+    "compiled": "transformers, compiled",
+}
 
 
 class Worker:
     """A contender in a process of its own, which computes only during `run`."""
 
-    def __init__(self, python: str, name: str, shape: str, dtype: str):
-        command = [python, __file__, f"--worker={name}", f"--shapes={shape}", f"--dtypes={dtype}"]
+    def __init__(self, python: str, name: str, folder: pathlib.Path, dtype: str):
+        module = "train_step_ours" if name in OURS else "train_step_torch"
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            [python, "-m", f"benchmarks.{module}", str(folder), dtype, name],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, cwd=REPOSITORY,
         )  # fmt: skip
-        self.about = json.loads(self._line())
-        self.seconds: list[float] = []
+        self.name = name
+        self.seconds: list[float] = []  # wall time of a step, by round
+        self.cpu_seconds: list[float] = []  # CPU time of a step, by round
+        self.memory = 0  # bytes
+        try:
+            self.about: dict[str, Any] = json.loads(self._line())
+        except BaseException:
+            self.close()
+            raise
 
     def _line(self) -> str:
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"a worker ended with exit code {self._process.wait()}")
+            raise errors.UserError(f"{self.name} ended with exit code {self._process.wait()}")
         return line
 
-    def run(self, steps: int) -> None:
-        """Runs `steps` steps and appends their mean time to `seconds`."""
-        print(steps, file=self._process.stdin, flush=True)
-        self.seconds.append(float(self._line()))
+    def run(self, seconds: float) -> None:
+        """Runs steps for about `seconds`, at least one, and records their mean time."""
+        count = max(1, round(seconds / self.about["step_seconds"]))
+        print(count, file=self._process.stdin, flush=True)
+        wall, cpu, memory = self._line().split()
+        self.seconds.append(float(wall))
+        self.cpu_seconds.append(float(cpu))
+        self.memory = int(memory)
 
     def close(self) -> None:
         """Ends the process."""
@@ -212,73 +89,157 @@ class Worker:
         self._process.wait()
 
 
-def compare(flags: argparse.Namespace, shape_name: str, dtype: str, peak: float) -> list[dict]:
-    """Times every contender; prints and returns one table row for each."""
-    shape = SHAPES[shape_name]
-    pythons = {name: flags.torch_python for name in CONTENDERS} | {"bertjax": flags.jax_python}
-    workers = {}
-    for name in flags.contenders.split(","):
-        workers[name] = Worker(pythons[name], name, shape_name, dtype)
-    for _ in range(flags.rounds):
-        for worker in workers.values():
-            worker.run(max(1, round(flags.seconds / worker.about["step_seconds"])))
-    rows = []
-    for name, worker in workers.items():
-        worker.close()
-        seconds = statistics.median(worker.seconds)
-        row = {"shape": shape_name, "dtype": dtype, "contender": name}
-        row["tokens_per_second"] = shape.tokens / seconds
-        row["spread"] = (max(worker.seconds) - min(worker.seconds)) / seconds
-        if "bertjax" in workers:
-            ours = workers["bertjax"]
-            row["flops_per_second"] = ours.about["flops"] / seconds
-            row["of_matmul"] = row["flops_per_second"] / peak
-            row["ours_is"] = statistics.median(
-                theirs / mine for theirs, mine in zip(worker.seconds, ours.seconds, strict=True)
-            )
-        rows.append({**row, "rounds": worker.seconds, **worker.about})
-        show(rows[-1])
-    return rows
+def contenders(case: cases.Case, asked: list[str]) -> list[str]:
+    """Returns those of the contenders `asked` that the case has."""
+    return [name for name in asked if name != "every" or cases.can_predict_everywhere(case)]
 
 
-def show(row: dict) -> None:
-    """Prints one line of the table."""
-    line = f"{row['shape']:<6} {row['dtype']:<9} {row['contender']:<15}"
-    line += f"{row['tokens_per_second']:>9,.0f} tok/s  +-{row['spread'] / 2:4.0%}"
-    if "of_matmul" in row:
-        line += f"  {row['flops_per_second'] / 1e9:6.1f} GFLOP/s  {row['of_matmul']:5.1%} of matmul"
-        line += f"  ours is {row['ours_is']:5.2f} x"
-    print(f"{line}  first step {row['first_step_seconds']:.0f} s  {row['library']}", flush=True)
+def write_case(case: cases.Case, folder: pathlib.Path) -> dict[str, int]:
+    """Writes what the workers read; returns the FLOPs of a step of each contender."""
+    (folder / "case.json").write_text(json.dumps(dataclasses.asdict(case)))
+    (folder / "transformers.json").write_text(json.dumps(cases.transformers_configs(case)))
+    np.savez(folder / "batch.npz", **cases.batch(case))
+    flops = {}
+    for name in LABELS:
+        config = cases.config(case, "float32", every_position=name != "ours")
+        flops[name] = cases.parts(experiment.Experiment(config, platform="cpu"))[1]
+    return flops
 
 
-def main() -> None:
-    """Parses flags; without --worker runs the comparison."""
+def compare(case: cases.Case, dtype: str, flags: argparse.Namespace) -> list[dict[str, Any]]:
+    """Times every contender of a row; returns the figures of each."""
+    workers = []
+    with tempfile.TemporaryDirectory() as name:
+        flops = write_case(case, pathlib.Path(name))
+        try:
+            for contender in contenders(case, flags.contenders.split(",")):
+                python = sys.executable if contender in OURS else flags.torch_python
+                workers.append(Worker(python, contender, pathlib.Path(name), dtype))
+            for _ in range(flags.rounds):
+                for worker in workers:
+                    worker.run(flags.seconds)
+        finally:
+            for worker in workers:
+                worker.close()
+    tokens = case.rows * sum(
+        shape[0] for feature, (shape, _) in _features(case).items() if feature.endswith("input_ids")
+    )
+    return [
+        {
+            "case": case.name, "dtype": dtype, "contender": worker.name,
+            "less_work": worker.name == "ours" and cases.has_less_work(case),
+            "tokens_per_second": tokens / statistics.median(worker.seconds),
+            "flops": flops[worker.name], "memory": worker.memory,
+            "seconds": worker.seconds, "cpu_seconds": worker.cpu_seconds,
+            **worker.about,
+        }
+        for worker in workers
+    ]  # fmt: skip
+
+
+def _features(case: cases.Case) -> dict[str, Any]:
+    return cases.parts(experiment.Experiment(cases.config(case, "float32"), platform="cpu"))[0]
+
+
+def add_comparisons(rows: list[dict[str, Any]]) -> None:
+    """Adds "peak" and "of_peak" to each row, and to ours "ratio" and "cpu_ratio".
+
+    The ratios are those of our speed to that of the faster PyTorch of the same case.
+    """
+    peaks: dict[str, float] = {}
+    for row in rows:
+        peaks[row["dtype"]] = max(peaks.get(row["dtype"], 0.0), row["matmul"])
+    for row in rows:
+        row["peak"] = peaks[row["dtype"]]
+        row["of_peak"] = row["flops"] / statistics.median(row["seconds"]) / row["peak"]
+        if row["contender"] in OURS:
+            same = ("case", "dtype")
+            theirs = [
+                other
+                for other in rows
+                if other["contender"] in TORCH and all(other[k] == row[k] for k in same)
+            ]
+            for ratio, times in (("ratio", "seconds"), ("cpu_ratio", "cpu_seconds")):
+                if theirs:
+                    best = min((other[times] for other in theirs), key=statistics.median)
+                    pairs = zip(best, row[times], strict=True)
+                    row[ratio] = statistics.median(their / our for their, our in pairs)
+
+
+def table(rows: list[dict[str, Any]], machine: str) -> str:
+    """Returns the rows in Markdown, below a line about the machine and the libraries."""
+    libraries = ", ".join(dict.fromkeys(row["library"] for row in rows))
+    peaks = {row["dtype"]: f"{row['peak'] / 1e9:.0f} GFLOP/s in {row['dtype']}" for row in rows}
+    lines = [
+        f"{machine}; {libraries}; peak {', '.join(peaks.values())}.",
+        "",
+        "| step | dtype | contender | work | tokens/s | +- | ours / best PyTorch | by CPU time "
+        "| GFLOP | of peak | CPU s | memory, MB | compilation, s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        spread = (max(row["seconds"]) - min(row["seconds"])) / 2 / statistics.median(row["seconds"])
+        cells = [
+            row["case"], row["dtype"], LABELS[row["contender"]],
+            "less" if row["less_work"] else "equal",
+            f"{row['tokens_per_second']:,.0f}", f"{spread:.0%}",
+            *(f"{row[key]:.2f}" if key in row else "" for key in ("ratio", "cpu_ratio")),
+            f"{row['flops'] / 1e9:,.0f}", f"{row['of_peak']:.0%}",
+            f"{statistics.median(row['cpu_seconds']):.2f}",
+            f"{row['memory'] / 1e6:,.0f}", f"{row['compile_seconds']:.0f}",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def machine(num_cores: int) -> str:
+    """Returns a line that says what the CPU is."""
+    info = pathlib.Path("/proc/cpuinfo")
+    content = info.read_text() if info.exists() else ""
+    lines = dict(line.partition(":")[::2] for line in content.splitlines())
+    facts = {name.strip(): value.strip() for name, value in lines.items()}
+    flags = set(facts.get("flags", "").split()) & {"avx512f", "avx512_bf16", "amx_bf16"}
+    with_flags = f" ({', '.join(sorted(flags))})" if flags else ""
+    return f"{num_cores} cores of {facts.get('model name', 'an unknown processor')}{with_flags}"
+
+
+def main(args: list[str] | None = None) -> None:
+    """Runs all rows; writes and prints the table after each."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--jax_python", default=sys.executable)
-    parser.add_argument("--torch_python", default=sys.executable)
-    parser.add_argument("--shapes", default="small,base", help=f"shapes, of {', '.join(SHAPES)}")
-    parser.add_argument("--dtypes", default="float32,bfloat16")
-    parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    parser.add_argument(
+        "--models",
+        default=",".join(cases.SIZES),
+        help="FAMILY_VARIANT[:ROWSxLENGTH], comma-separated",
+    )
+    parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--contenders", default=",".join(LABELS), help=f"of {', '.join(LABELS)}")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0,
-                        help="seconds per contender and round")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="seconds per contender and round"
+    )
     parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--smoke", action="store_true", help="two layers of width 64, for tests")
+    parser.add_argument("--torch_python", default=sys.executable, help="PyTorch's interpreter")
     parser.add_argument("--json", help="file for all figures")
-    parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
-    flags = parser.parse_args()
-    if flags.worker:
-        work(flags.worker, SHAPES[flags.shapes], flags.dtypes)
-        return
+    parser.add_argument("--table", help="file for the table in Markdown")
+    flags = parser.parse_args(args)
+    for name, allowed in (("dtypes", DTYPES), ("contenders", tuple(LABELS))):
+        for value in getattr(flags, name).split(","):
+            errors.check(value in allowed, name, value, f"one of {', '.join(allowed)}")
+    chosen = [cases.parse(text, smoke=flags.smoke) for text in flags.models.split(",")]
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: flags.cores])
-    peak = matmul_flops()
-    print(f"{flags.cores} cores; {MATMUL}^3 float32 matmul in NumPy: {peak / 1e9:.0f} GFLOP/s")
-    rows = []
-    for shape in flags.shapes.split(","):
+    about, rows = machine(flags.cores), []
+    for case in chosen:
         for dtype in flags.dtypes.split(","):
-            rows += compare(flags, shape, dtype, peak)
-    if flags.json:
-        pathlib.Path(flags.json).write_text(json.dumps(rows, indent=1))
+            rows += compare(case, dtype, flags)
+            add_comparisons(rows)
+            if flags.json:
+                files.write_json(pathlib.Path(flags.json), {"machine": about, "rows": rows})
+            if flags.table:
+                pathlib.Path(flags.table).write_text(table(rows, about))
+            print(table(rows, about), flush=True)
 
 
 if __name__ == "__main__":
+    backend.start_with_huge_pages()
     main()
