@@ -54,7 +54,8 @@ gap:18px 24px;margin-top:8px}
 figure{margin:0;break-inside:avoid}
 figcaption{font-weight:600;font-size:.9em}
 svg{display:block;width:100%;height:auto}
-svg text{font:11px system-ui,sans-serif;fill:var(--soft)}
+svg text{font:11px system-ui,sans-serif;fill:var(--soft);paint-order:stroke;stroke:#fff;
+stroke-width:3px}
 .key{font-size:.8em;color:var(--soft);line-height:1.4}
 .key span{white-space:nowrap;margin-right:12px}
 .key i{display:inline-block;width:16px;border-top:3px solid;vertical-align:middle;margin-right:5px}
