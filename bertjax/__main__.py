@@ -11,7 +11,7 @@ from types import ModuleType
 
 import bertjax
 from bertjax import errors, help_texts, progress
-from bertjax.runtime import backend
+from bertjax.runtime import backend, compilation_cache
 
 VERBS = {
     "tokenizer": "train a tokenizer on text",
@@ -185,6 +185,7 @@ def _main(argv: Sequence[str] | None) -> int:
         return errors.EXIT_BAD_INPUT
     if is_program and verb in _COMPUTE_VERBS and not _asks_for_help(argv):
         backend.start_with_huge_pages()
+        compilation_cache.use()
     try:
         _run(verb, argv)
     except errors.Preempted as stop:

@@ -21,9 +21,9 @@ _HUGE_PAGES = "glibc.malloc.hugetlb"
 _KERNEL_HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def _has_accelerator() -> bool:
-    # Does not call jax, because this would start the backend. jax's accelerator plugins have entry
-    # points.
+def has_accelerator() -> bool:
+    """Returns whether jax may use a TPU or GPU. Does not import jax, and starts no backend."""
+    # jax's accelerator plugins have entry points.
     if os.environ.get("JAX_PLATFORMS", "") == "cpu":
         return False
     plugins = importlib.metadata.entry_points(group="jax_plugins")
@@ -36,7 +36,7 @@ def configure(dtype: str) -> None:
     Flags that the user has set are not changed. NOTE: must be called before jax uses a device,
     because XLA reads the flags then.
     """
-    if _has_accelerator():
+    if has_accelerator():
         return
     version = tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:2])
     flags = _CPU_FLAGS + _CPU_BFLOAT16_FLAGS * (dtype == "bfloat16" and version >= (0, 12))
@@ -56,7 +56,7 @@ def start_with_huge_pages() -> None:
     program starts. NOTE: must be called before anything is imported or written.
     """
     user_tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if _HUGE_PAGES in user_tunables or not sys.platform.startswith("linux") or _has_accelerator():
+    if _HUGE_PAGES in user_tunables or not sys.platform.startswith("linux") or has_accelerator():
         return
     if not (_KERNEL_HUGE_PAGES.exists() and "[madvise]" in _KERNEL_HUGE_PAGES.read_text()):
         return  # "always" or "never": the setting would have no effect

@@ -39,7 +39,7 @@ def test_goes_on_where_it_would_change_nothing(started, monkeypatch):
         patch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")  # the user's own
         backend.start_with_huge_pages()
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "_has_accelerator", lambda: True)
+        patch.setattr(backend, "has_accelerator", lambda: True)
         backend.start_with_huge_pages()
     with monkeypatch.context() as patch:
         patch.setattr(sys, "platform", "darwin")
