@@ -10,7 +10,7 @@ its accuracies on dev, of the real task and of the control task of the first see
 beside those of the probe. Its C is that of `STRENGTHS` with the lowest loss on dev, because the
 probe's epoch is chosen in the same way; so is C = 1, scikit-learn's default, for comparison. Prints
 a table for each model and set, and writes all of them to OUTPUT/table.md. The exit code is 1 if an
-accuracy is lower than that of scikit-learn by more than `TOLERANCE`.
+accuracy is lower than that of scikit-learn by more than its value in `TOLERANCES`.
 """
 
 import argparse
@@ -28,7 +28,10 @@ from bertjax.finetuning.probing import controls, labelled, report
 from bertjax.finetuning.probing import run as run_lib
 from bertjax.runtime import backend
 
-TOLERANCE = 1.0  # points of accuracy
+# Points of accuracy. The probe keeps the epoch with the lowest dev loss. When random labels are
+# memorised, the loss begins to rise, because wrong predictions become surer, while the accuracy still
+# rises by up to 2 points. See benchmarks/README.md.
+TOLERANCES = {"accuracy": 1.0, "control_accuracy": 3.0}
 STRENGTHS = (1.0, 0.1, 0.01, 0.001)  # inverse strengths of the L2 penalty
 Reference = dict[str, dict[str, float]]
 _COLUMNS = {"accuracy": "accuracy", "macro_f1": "macro F1", "control_accuracy": "control",
@@ -97,7 +100,7 @@ def measured(model: str, name: str, flags: argparse.Namespace) -> tuple[str, boo
     theirs = reference(encoded, layer)
     ours = probed.report["layers"][layer]
     chosen = theirs["chosen C"]
-    agrees = all(ours[s]["values"][0] >= chosen[s] - TOLERANCE for s in chosen)
+    agrees = all(ours[s]["values"][0] >= chosen[s] - TOLERANCES[s] for s in chosen)
     sizes = "\n".join(report.context(probed.report))
     return f"{model}, {name}\n\n{table(probed.report, theirs, layer)}\n{sizes}\n", agrees
 
