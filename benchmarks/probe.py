@@ -28,9 +28,9 @@ from bertjax.finetuning.probing import controls, labelled, report
 from bertjax.finetuning.probing import run as run_lib
 from bertjax.runtime import backend
 
-# Points of accuracy. The probe keeps the epoch with the lowest dev loss. When random labels are
-# memorised, the loss begins to rise, because wrong predictions become surer, while the accuracy still
-# rises by up to 2 points. See benchmarks/README.md.
+# Points of accuracy. The probe keeps the epoch with the lowest dev loss. When it memorises random
+# labels, the loss rises, because wrong predictions become surer, while the accuracy still rises by
+# up to 2 points. See benchmarks/README.md.
 TOLERANCES = {"accuracy": 1.0, "control_accuracy": 3.0}
 STRENGTHS = (1.0, 0.1, 0.01, 0.001)  # inverse strengths of the L2 penalty
 Reference = dict[str, dict[str, float]]

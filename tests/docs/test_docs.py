@@ -1,6 +1,7 @@
 """The pages of docs/ and the README: their links, commands, paths and blocks of code."""
 
 import fnmatch
+import importlib.util
 import os
 import pathlib
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 from bertjax import __main__ as command_line
 from bertjax import errors, plugins, sharding
-from tests.helpers import command_flags, markdown
+from tests.helpers import command_flags, markdown, stand_ins
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -76,8 +77,10 @@ def test_blocks_say_whether_they_are_run(name):
             continue
         assert block.language in LANGUAGES, f"{place}: give the block one of {LANGUAGES}"
         if block.language in ("bash", "python"):
-            is_marked = block.comment == "run" or block.comment.startswith("not run: ")
+            is_marked = block.is_run or block.comment.startswith("not run: ")
             assert is_marked, f"{place}: put <!-- run --> or <!-- not run: REASON --> above it"
+            missing = {*block.given} - {*stand_ins.MAKERS}
+            assert not missing, f"{place}: tests/helpers/stand_ins.py has no {missing}"
         else:
             assert not block.comment, f"{place}: only bash and python have a comment"
 
@@ -145,6 +148,8 @@ def test_the_parser_of_pages(tmp_path):
         "\n<!-- run -->\n```bash\nA=1 bertjax export --model=a \\\n  --output=b | head\n"
         "cp $REPO/docs/index.md .\n```\n\n    $ bertjax embed ...\n    bertjax is a name\n"
     )
+    given = markdown.Block("bash", "", "run, given: package torch org/bert a.tsv", 1)
+    assert given.is_run and given.packages == ["torch"] and given.given == ["org/bert", "a.tsv"]
     page = markdown.Page(tmp_path / "page.md")
     assert page.anchors() == {"a-title-here"} and page.links() == ["b.md#c"]
     bash, indented = page.blocks
@@ -158,7 +163,7 @@ def test_the_parser_of_pages(tmp_path):
     assert [path for _, path in page.paths()] == ["configs/x.py", "docs/index.md"]
 
 
-_RUN = [name for name, page in PAGES.items() if any(b.comment == "run" for b in page.blocks)]
+_RUN = [name for name, page in PAGES.items() if any(block.is_run for block in page.blocks)]
 _BASH = "set -euo pipefail\nbertjax() { python -m bertjax \"$@\"; }\n"
 # Runs the files named on stdin one after the other, with one set of variables.
 _SESSION = """
@@ -186,8 +191,11 @@ def test_blocks_run(name, tmp_path):
     session = None
     try:
         for block in PAGES[name].blocks:
-            if block.comment != "run":
+            if not block.is_run or not all(map(importlib.util.find_spec, block.packages)):
                 continue
+            for path in block.given:
+                if not (work / path).exists():
+                    stand_ins.make(path, work)
             file = code / f"line_{block.line}.{block.language}"
             file.write_text((_BASH if block.language == "bash" else "") + block.code + "\n")
             place = f"docs/{name}:{block.line}"

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 FOLDERS = ("configs", "launch", "benchmarks", "tests", "bertjax", "docs", "notebooks")
 _FENCE = re.compile(r"^(\s*)(`{3,})\s*(\S*)\s*(.*)$")
+_GIVEN = "run, given: "
 _COMMENT = re.compile(r"^\s*<!--\s*(.*?)\s*-->\s*$")
 _ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "<", "2>", "(", ")", "2>&1"}  # of a command's words
 _PATH = re.compile(rf"(?<![\w./~-])(?:\$REPO/)?((?:{'|'.join(FOLDERS)})/[\w./*-]*[\w*/])")
@@ -30,6 +31,22 @@ class Block:
     code: str
     comment: str
     line: int
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the tests run the block: its comment is "run" or "run, given: NAMES"."""
+        return self.comment == "run" or self.comment.startswith(_GIVEN)
+
+    @property
+    def packages(self) -> list[str]:
+        """The packages without which the block is skipped: "package NAME" among the names."""
+        return re.findall(r"\bpackage (\S+)", self.comment) if self.is_run else []
+
+    @property
+    def given(self) -> list[str]:
+        """The paths that must exist before the block."""
+        names = re.sub(r"\bpackage \S+", "", self.comment.removeprefix(_GIVEN))
+        return names.split() if self.comment.startswith(_GIVEN) else []
 
 
 @dataclasses.dataclass(frozen=True)
