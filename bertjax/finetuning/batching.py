@@ -167,6 +167,11 @@ class Batches:
         }
         self.steps_per_epoch = -(-self._order.num_rows // batch_size)
 
+    def tokens_per_length(self) -> dict[int, int]:
+        """Returns {length of a bucket: the number of tokens of its rows, padding included}."""
+        sizes, counts = np.unique(self._buckets, return_counts=True)
+        return {int(size): int(size * count) for size, count in zip(sizes, counts, strict=True)}
+
     def epoch(self, seed: int, epoch: int, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
         """Yields the batches of an epoch from batch `start` on. See `Order` for the rows."""
         plan = self._plan(seed, epoch)

@@ -10,17 +10,26 @@ three. Small models need higher rates than BERT-base (Turc et al., arXiv 1908.08
     config.num_epochs        # 38
 """
 
+import dataclasses
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from bertjax import plugins
 from bertjax.artifact import artifact
-from bertjax.finetuning import strategies
+from bertjax.finetuning import batching, strategies
+from bertjax.models.common import layers
 
 MIN_STEPS, MIN_EPOCHS = 300, 3  # of a run
 MAX_EVALUATIONS = 10  # of a run whose config leaves their number open
+
+# On a CPU, a step of unrolled layers takes 5% less CPU time, but compiling it takes 0.5 s more for
+# each layer and shape (MiniLM, 1.8M parameters a layer, 1,600 tokens per second of CPU time; see
+# benchmarks/README.md, startup.py). With one run, both are equal at 2e11 tokens x parameters. Half
+# of it is taken, because all runs of a job use the same programs.
+_MIN_UNROLLED = 1e11
 
 
 class _UsualRates(NamedTuple):
@@ -57,6 +66,23 @@ def completed(config: ConfigDict, source: artifact.Artifact, num_rows: int) -> C
     if not config.evals_per_epoch and config.num_epochs <= MAX_EVALUATIONS:
         config.evals_per_epoch = 1
     return config
+
+
+def compute(
+    config: ConfigDict, fields: Mapping[str, Any], train: batching.Batches
+) -> layers.Compute:
+    """Returns the compute settings; the layers of a short run are compiled as a loop.
+
+    Depends on the config and on the sizes of model and data only, so that a resumed run computes
+    the same. config: the result of `completed`. fields: those of the model.
+    """
+    usual = plugins.compute(config)
+    width, hidden = fields["hidden_size"], fields["intermediate_size"]
+    layer_params = 4 * width**2 + 2 * width * hidden
+    tokens = train.tokens_per_length()
+    work = config.num_epochs * sum(tokens.values()) * layer_params
+    is_unrolled = usual.unroll_layers and work >= _MIN_UNROLLED * len(tokens)
+    return dataclasses.replace(usual, unroll_layers=is_unrolled)
 
 
 def num_epochs(num_rows: int, batch_size: int) -> int:

@@ -27,19 +27,18 @@ def for_calls(
     other shapes.
     """
     programs = {} if programs is None else programs
-    # Not traced in the pool, because the mesh is set for each thread separately.
-    lowered = {_shapes(call): jitted.lower(*call) for call in calls}
-    identities = {shapes: _identity(program) for shapes, program in lowered.items()}
-    missing = {
-        identity: lowered[shapes]
-        for shapes, identity in identities.items()
-        if identity not in programs
-    }
+    by_shape, compiling = {}, {}
     # An interrupt waits for running compilations, but not for queued ones.
     with concurrent.futures.ThreadPoolExecutor(parallel.cpus()) as pool:
-        compiled = pool.map(lambda program: program.compile(), missing.values())
-        programs.update(zip(missing, compiled, strict=True))
-    by_shape = {shapes: programs[identity] for shapes, identity in identities.items()}
+        for call in calls:
+            # Not traced in the pool, because the mesh is set for each thread separately. The pool
+            # compiles while this thread traces the next program.
+            lowered = jitted.lower(*call)
+            identity = by_shape[_shapes(call)] = _identity(lowered)
+            if identity not in programs and identity not in compiling:
+                compiling[identity] = pool.submit(lowered.compile)
+        programs.update({identity: done.result() for identity, done in compiling.items()})
+    by_shape = {shapes: programs[identity] for shapes, identity in by_shape.items()}
     return lambda *args: by_shape[_shapes(args)](*args)
 
 

@@ -63,7 +63,6 @@ class Job:
     family: str
     fields: Mapping[str, Any]
     first: Any
-    model: Any
     frozen: Any
     notes: tuple[str, ...]
     shared: sharing.Shared
@@ -90,6 +89,12 @@ class Job:
         return self.config.num_epochs * self.train_batches.steps_per_epoch
 
     # The model
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """The Linen module."""
+        compute = by_size.compute(self.config, self.fields, self.train_batches)
+        return plugins.model(self.family, self.fields, compute)
 
     @functools.cached_property
     def trained(self) -> Any:
@@ -147,8 +152,7 @@ class Job:
     def first_state(self, seed: int) -> step_lib.TrainState:
         """Returns the train state before the first step."""
         *_, params = _first_params(self.source, self.task_type, self.strategy, seed)
-        trained, _ = _split(self.strategy, params, seed)
-        return self._jitted_init(trained, _key(seed, "steps"))
+        return self._jitted_init(_split(self.strategy, params, seed)[0], _key(seed, "steps"))
 
     def abstract_state(self) -> step_lib.TrainState:
         """Returns shapes, dtypes and shardings of the train state; allocates nothing."""
@@ -157,6 +161,10 @@ class Job:
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
         )
+
+    def _state_shardings(self) -> step_lib.TrainState:
+        """Returns the shardings of the state."""
+        return jax.tree.map(lambda x: x.sharding, self.abstract_state())
 
     @functools.cached_property
     def scales(self) -> dict[str, float]:
@@ -300,12 +308,6 @@ class Job:
             apply = feature_cache.head_alone(apply, self.head, batch)
         return self.task_type.prompted(apply)
 
-    # Placement
-
-    def _state_shardings(self) -> step_lib.TrainState:
-        """Returns the shardings of the state."""
-        return jax.tree.map(lambda x: x.sharding, self.abstract_state())
-
 
 def build(
     config: ml_collections.ConfigDict,
@@ -321,16 +323,15 @@ def build(
     """
     task_type, strategy = encoded.task_type, encoded.strategy
     family, fields, first = _first_params(source, task_type, strategy, 0)
-    model = plugins.model(family, fields, plugins.compute(config))
     job_checks.micro_batches(config, task_type)
-    job_checks.attention(config, model.config)
     trained, frozen = _split(strategy, first, 0)
     notes = (*labelled.notes, *encoded.notes)
     task = tasks.measured(tasks.find(config.task), labelled.splits.get("dev", ()))
     job = Job(
         config, source, mesh, task, task_type, strategy, labelled.splits, encoded.splits,
-        encoded.longest, family, fields, first, model, _put(mesh, frozen), notes, shared,
+        encoded.longest, family, fields, first, _put(mesh, frozen), notes, shared,
     )  # fmt: skip
+    job_checks.attention(config, job.model.config)
     cache_notes = _cache_features(job) if strategy.body_stays else ()
     notes = (*notes, *cache_notes, *strategy.notes(trained, config.num_epochs))
     return dataclasses.replace(job, notes=notes)
@@ -384,8 +385,7 @@ def _put(mesh: Mesh, params: Any) -> Any:
 
 def _cache_features(job: Job) -> tuple[str, ...]:
     """Caches the encoder's output in the rows of train and dev; returns notes."""
-    splits = [split for split in ("train", "dev") if split in job.encoded]
-    batches = {split: job.batches_of(split, job.forward_size) for split in splits}
+    batches = {s: job.batches_of(s, job.forward_size) for s in ("train", "dev") if s in job.encoded}
     rows_by_split = {split: job.encoded[split].rows for split in batches}
     step = feature_cache.step(job.task_type, job.model, job.head)
     note = feature_cache.excess(job.head, job.model, rows_by_split)

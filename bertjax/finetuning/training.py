@@ -140,7 +140,7 @@ def train(
         run, seconds, losses, unlogged = Run(learning_rate, seed, job.main), 0.0, _Losses(), {}
         if checkpoints.latest_step() is None:
             state = job.first_state(seed)
-            best = jax.tree.map(jnp.copy, state.params)
+            best = _copy(state.params)
         else:
             abstract_state = job.abstract_state()
             trees, meta = checkpoints.restore(
@@ -182,7 +182,7 @@ def train(
                     epoch = step / job.train_batches.steps_per_epoch
                     run.skipped = int(state.skipped)
                     if run.add(Evaluation(epoch, losses.mean(), dev)):
-                        best = jax.tree.map(jnp.copy, state.params)
+                        best = _copy(state.params)
                     run.seconds = seconds + time.perf_counter() - start_time
                     if dev:
                         log.heldout(step, dev, "dev")
@@ -215,6 +215,12 @@ def train(
                 "same command again to resume"
             )
     return run, sharding.fetch(best)
+
+
+@jax.jit
+def _copy(params: Any) -> Any:
+    """Returns a copy on the devices, which the next step does not overwrite."""
+    return jax.tree.map(jnp.copy, params)
 
 
 def _tracking(

@@ -57,6 +57,11 @@ def test_an_epoch_has_every_row_once_for_each_seed():
     assert any((a["label"] != b["label"]).any() for a, b in zip(first, other, strict=True))
 
 
+def test_tokens_of_each_length():
+    made = _batches([5, 30, 40, 60, 70], batch_size=2)
+    assert made.tokens_per_length() == {32: 2 * 32, 64: 2 * 64, 96: 96}
+
+
 def test_one_batch_of_each_shape():
     made = _batches(SIZES)
     for in_order, batches_of_it in ((False, made.epoch(3, 5)), (True, made.in_order())):

@@ -1,6 +1,7 @@
 """The recipe by size, baselines, intervals and cross-validation."""
 
 import json
+import types
 
 import numpy as np
 import pytest
@@ -60,6 +61,22 @@ def test_evaluations_of_a_config():
     assert by_size.evaluation_steps(config, 3) == [2, 3, 5, 6, 8, 9]
     config = _completed(64, num_epochs=25)
     assert by_size.evaluation_steps(config, 2) == [6, 10, 16, 20, 26, 30, 36, 40, 46, 50]
+
+
+def test_the_layers_of_a_short_run_are_compiled_as_a_loop():
+    fields = {"hidden_size": 384, "intermediate_size": 1536}
+
+    def is_unrolled(num_rows, lengths=(16, 32), **values):
+        tokens = {length: num_rows // len(lengths) * length for length in lengths}
+        train = types.SimpleNamespace(tokens_per_length=lambda: tokens)
+        config = _completed(num_rows, **{"num_epochs": 3, **values})
+        return by_size.compute(config, fields, train).unroll_layers
+
+    assert not is_unrolled(1_000) and is_unrolled(5_000)
+    assert is_unrolled(1_000, num_epochs=30)
+    assert not is_unrolled(5_000, lengths=range(4, 64, 4))  # many programs
+    # Runs that are added later compute the same as those that have finished.
+    assert is_unrolled(1_000, seeds=50) == is_unrolled(1_000)
 
 
 def test_small_models_have_higher_rates_and_the_warnings_know():
