@@ -11,13 +11,15 @@ import jax
 import jax.numpy as jnp
 
 
-def hash_bits(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def hash_bits(
+    seed: jax.Array, shape: tuple[int, ...], first_row: jax.Array | int = 0
+) -> jax.Array:
     """Returns uint32[shape] of random bits: a hash of (seed, position), the same for any sharding.
 
-    The compiler fuses the hash into its consumer; JAX's threefry and rbg write their bits to
+    first_row: as in `row_keys`. The compiler fuses the hash into its consumer; JAX's threefry and rbg write their bits to
     memory.
     """
-    return _hash(row_keys(seed, shape[0]), shape)
+    return _hash(row_keys(seed, shape[0], first_row), shape)
 
 
 def hash_bits_by_row(seed_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -29,9 +31,13 @@ def hash_bits_by_row(seed_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return _hash(_mix32(seed_B.astype(jnp.uint32), jnp.uint32(0)), shape)
 
 
-def row_keys(seed: jax.Array, num_rows: int) -> jax.Array:
-    """Returns uint32[num_rows]: the key of each row in `hash_bits(seed, (num_rows, ...))`."""
-    return _mix32(jnp.arange(num_rows, dtype=jnp.uint32) + seed, jnp.uint32(0))
+def row_keys(seed: jax.Array, num_rows: int, first_row: jax.Array | int = 0) -> jax.Array:
+    """Returns uint32[num_rows]: the key of each row in `hash_bits(seed, (num_rows, ...))`.
+
+    first_row: the index of the first row, if the rows are a part of a larger array.
+    """
+    row = jnp.arange(num_rows, dtype=jnp.uint32) + jnp.asarray(first_row, jnp.uint32)
+    return _mix32(row + seed, jnp.uint32(0))
 
 
 def bits_at(position: jax.Array, key: jax.Array) -> jax.Array:

@@ -163,7 +163,9 @@ def make_train_step(
         weights = normalizers(batch)
         if micro_batches == 1:
             return grad_fn(params, batch, weights, rng, frozen)
+        return sharding.sum_over_groups(accumulated, batch, params, weights, rng, frozen)
 
+    def accumulated(batch, params, weights, rng, frozen):
         def accumulate(total, xs):
             index, micro_batch = xs
             result = grad_fn(params, micro_batch, weights, jax.random.fold_in(rng, index), frozen)

@@ -110,7 +110,9 @@ class Layer(post_norm.Layer):
         attend = attention.Attention(config, scale=scale, name="attention")
         bias = None
         if terms:
-            dropout = layers.Dropout(config.dropout_rate, name="relative_position_dropout")
+            dropout = layers.Dropout(
+                config.dropout_rate, has_rows=False, name="relative_position_dropout"
+            )
             tables = self._project(attend, dropout(table_RD, deterministic))
             if "p2c" in terms:  # the queries of c2p are scaled already
                 tables["p2c"] = tables["p2c"] * scale

@@ -142,12 +142,17 @@ def padded_vocab_size(vocab_size: int) -> int:
 
 
 class Dropout(nn.Module):
-    """Zeroes each element with probability `rate` and scales the rest by 1 / (1 - rate)."""
+    """Zeroes each element with probability `rate` and scales the rest by 1 / (1 - rate).
+
+    has_rows: whether the first axis of the input is that of the batch's rows. NOTE: set it to False
+    for a table that all rows share, which must have the same dropout on all devices.
+    """
 
     rate: float
+    has_rows: bool = True
 
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
-        return drop(x, self.rate, self.seed(deterministic))
+        return drop(x, self.rate, self.seed(deterministic), has_rows=self.has_rows)
 
     def seed(self, deterministic: bool) -> jax.Array | None:
         """Returns the seed for this call's random bits; None if there is no dropout."""
@@ -156,11 +161,17 @@ class Dropout(nn.Module):
         return jax.random.key_data(self.make_rng("dropout"))[0]  # key data are random bits
 
 
-def drop(x: jax.Array, rate: float, seed: jax.Array | None) -> jax.Array:
-    """Returns x after dropout with this seed; x itself if the seed is None."""
+def drop(
+    x: jax.Array, rate: float, seed: jax.Array | None, *, has_rows: bool = True
+) -> jax.Array:
+    """Returns x after dropout with this seed; x itself if the seed is None.
+
+    has_rows: as in `Dropout`.
+    """
     if seed is None:
         return x
-    keep_mask = hashing.keeps(hashing.hash_bits(seed, x.shape), rate)
+    first_row = sharding.first_row(len(x)) if has_rows else 0
+    keep_mask = hashing.keeps(hashing.hash_bits(seed, x.shape, first_row), rate)
     return jnp.where(keep_mask, x / (1.0 - rate), jnp.zeros((), x.dtype)).astype(x.dtype)
 
 
