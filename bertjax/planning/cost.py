@@ -74,9 +74,9 @@ class Collective:
 class Cost:
     """The cost of one step on one device.
 
-    exchanges: {kind and channel: collective}. All parts of an asynchronous collective have the same
-    channel, so the collective is counted once. A collective over several slices is split into
-    collectives of different kinds with the same channel.
+    exchanges: {key: collective}. The key of a collective in a fusion is its kind, channel and
+    bytes, which all parts of an asynchronous collective share, so that it is counted once. Outside
+    fusions, the key contains the name: the sums of `jax.shard_map` share one channel.
     open_loops: the number of loops whose trip count is unknown; their bodies are counted once.
     silent_kernels: the number of runs of Pallas kernels without a cost estimate; their FLOPs are
     counted as 0.
@@ -98,10 +98,10 @@ class Cost:
         )
 
     def times(self, count: int, prefix: str) -> "Cost":
-        """Returns the cost of `count` runs. prefix: makes the channels of bodies distinct."""
+        """Returns the cost of `count` runs. prefix: makes the keys of bodies distinct."""
         exchanges = {
-            f"{prefix}/{channel}": dataclasses.replace(collective, count=collective.count * count)
-            for channel, collective in self.exchanges.items()
+            f"{prefix}/{key}": dataclasses.replace(collective, count=collective.count * count)
+            for key, collective in self.exchanges.items()
         }
         sums = self.flops * count, self.hbm_bytes * count
         return Cost(*sums, exchanges, self.open_loops, self.silent_kernels * count)
@@ -145,7 +145,7 @@ class _Counter:
         if op.opcode.endswith(("-done", "-update")):
             return Cost()
         if kind in COLLECTIVES:
-            return self._collective(computation, op, kind)
+            return self._collective(computation, op, kind, fused)
         if op.opcode in ("send", "recv"):
             return self._transfer(computation, op)
         if op.opcode == "while":
@@ -168,7 +168,9 @@ class _Counter:
         no_estimate = 'custom_call_target="tpu_custom_call"' in op.attributes and not flops
         return Cost(flops, traffic, silent_kernels=int(no_estimate))
 
-    def _collective(self, computation: hlo.Computation, op: hlo.Instruction, kind: str) -> Cost:
+    def _collective(
+        self, computation: hlo.Computation, op: hlo.Instruction, kind: str, fused: bool
+    ) -> Cost:
         operands = [computation.by_name[name].array for name in op.operands]
         # A "-start" returns (operands, results, ...); all-reduce-start returns only the results.
         results = op.arrays[len(operands) : 2 * len(operands)] or op.arrays
@@ -178,8 +180,10 @@ class _Counter:
         if len(group) < 2:
             return Cost()
         traffic = sum(array.hbm_bytes for array in (*operands, *results))
-        channel = op.attribute("channel_id") or op.name
-        return Cost(hbm_bytes=traffic, exchanges={f"{kind} {channel}": collective})
+        key = op.name
+        if fused and (channel := op.attribute("channel_id")):
+            key = f"{kind} {channel} {collective.bytes}"
+        return Cost(hbm_bytes=traffic, exchanges={key: collective})
 
     def _transfer(self, computation: hlo.Computation, op: hlo.Instruction) -> Cost:
         """Returns the cost of a send or a receive: one half of a transfer between slices.
