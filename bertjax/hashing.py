@@ -11,13 +11,11 @@ import jax
 import jax.numpy as jnp
 
 
-def hash_bits(
-    seed: jax.Array, shape: tuple[int, ...], first_row: jax.Array | int = 0
-) -> jax.Array:
+def hash_bits(seed: jax.Array, shape: tuple[int, ...], first_row: jax.Array | int = 0) -> jax.Array:
     """Returns uint32[shape] of random bits: a hash of (seed, position), the same for any sharding.
 
-    first_row: as in `row_keys`. The compiler fuses the hash into its consumer; JAX's threefry and rbg write their bits to
-    memory.
+    The compiler fuses the hash into its consumer; JAX's threefry and rbg write their bits to
+    memory. first_row: as in `row_keys`.
     """
     return _hash(row_keys(seed, shape[0], first_row), shape)
 

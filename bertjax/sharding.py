@@ -12,7 +12,7 @@ must exchange these parts.
 
 The axis `slice` is the outermost one. Its parts are the TPU slices, joined by the data-center
 network, which is much slower than the links inside a slice. It splits only the batch, so only sums
-of gradients and of losses cross it.
+of gradients and of losses cross it, once a step.
 
     mesh = sharding.make_mesh("fsdp:4,tensor:2")
     with jax.set_mesh(mesh): ...

@@ -138,6 +138,11 @@ def make_train_step(
     ema_decay: the decay per step of the moving average in the state, which must be an
     `AveragedState`; 0: the state has no average.
 
+    With several micro-batches, each group of devices along the mesh axes slice and data adds up the
+    gradients of its own rows, and the sums are sent once, after the last micro-batch. NOTE: the
+    loss then sees only some rows of a micro-batch, so its terms must be sums over rows. A loss that
+    compares rows needs micro_batches = 1 (see `TaskType.across_rows` of fine-tuning).
+
     A step whose loss or gradient is not finite changes only `step` and the counts of skipped steps.
     """
 

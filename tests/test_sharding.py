@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
@@ -225,6 +226,39 @@ def test_what_is_kept_in_parts_is_whole_over_fsdp_where_it_is_used():
         kept = jax.tree.leaves(jax.jit(sharding.constrain_params)(tree))[0]
     assert {shard.data.shape for shard in used.addressable_shards} == {(4, 4)}
     assert {shard.data.shape for shard in kept.addressable_shards} == {(4, 2)}
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_groups", "split"),
+    [
+        ((2, 2, 2), 2, ["batch", "heads", "mlp", "vocab"]),
+        ((2, 2, 1, 1, 2), 4, ["batch"]),
+        ((1, 2), 1, ["batch"]),
+        ((8,), 8, []),
+    ],
+)
+def test_each_group_of_devices_sums_its_rows(shape, num_groups, split):
+    x, axes = np.arange(48, dtype=np.float32).reshape(8, 6), ("batch", "mlp")
+
+    def of_rows(batch, factor):
+        x = sharding.constrain(batch["x"], axes)
+        assert [axis for axis in sharding.AXIS_RULES if sharding.splits(axis)] == split
+        sizes = sharding.map_shards(
+            lambda arrays: 0 * arrays["x"] + len(arrays["x"]), {"x": x}, {"x": axes}, "x"
+        )
+        starts = jnp.zeros(8).at[sharding.first_row(len(x))].set(1)
+        return {"sum": factor * x.sum(0), "starts": starts, "rows of a device": sizes.sum() / 48}
+
+    with jax.set_mesh(meshes.of(*shape)):
+        found = jax.jit(lambda *args: sharding.sum_over_groups(of_rows, *args))({"x": x}, 2.0)
+    np.testing.assert_array_equal(found["sum"], 2 * x.sum(0))
+    np.testing.assert_array_equal(found["starts"], np.arange(8) % (8 // num_groups) == 0)
+    assert found["rows of a device"] == 8 / num_groups / (2 if "batch" in split else 1)
+
+
+def test_there_is_one_group_outside_a_mesh():
+    x = {"x": np.ones((4, 2))}
+    assert sharding.sum_over_groups(lambda batch: batch["x"] + sharding.first_row(4), x).sum() == 8
 
 
 def test_which_axes_the_mesh_in_use_splits():

@@ -14,7 +14,8 @@ from bertjax import phases as phases_lib
 from bertjax import step as step_lib
 from bertjax.models.common import layers
 from bertjax.objectives import mlm
-from tests.helpers import meshes
+from bertjax.planning import cost
+from tests.helpers import meshes, proofs
 
 FIELDS = {
     "vocab_size": 100, "hidden_size": 32, "num_layers": 2, "num_heads": 8,
@@ -32,19 +33,19 @@ GRADIENTS = optax.GradientTransformation(
 )
 
 
-def _batch(seed=0):
+def _batch(seed=0, rows=B):
     """Rows of 3 to 8 tokens with 0 to 3 predictions; rows 0, 4 have none, and rows 1, 5 one."""
     rng = np.random.default_rng(seed)
-    lengths = rng.integers(3, L + 1, B)
-    used = np.arange(P) < (np.arange(B) % (P + 1))[:, None]
+    lengths = rng.integers(3, L + 1, rows)
+    used = np.arange(P) < (np.arange(rows) % (P + 1))[:, None]
     return {
-        "input_ids": rng.integers(5, 100, (B, L)).astype(np.int32),
+        "input_ids": rng.integers(5, 100, (rows, L)).astype(np.int32),
         "attention_mask": (np.arange(L) < lengths[:, None]).astype(np.int32),
-        "token_type_ids": (np.arange(L) > 3).astype(np.int32) * np.ones((B, 1), np.int32),
-        "masked_positions": np.where(used, rng.integers(0, 3, (B, P)), 0).astype(np.int32),
-        "masked_ids": np.where(used, rng.integers(5, 100, (B, P)), 0).astype(np.int32),
+        "token_type_ids": (np.arange(L) > 3).astype(np.int32) * np.ones((rows, 1), np.int32),
+        "masked_positions": np.where(used, rng.integers(0, 3, (rows, P)), 0).astype(np.int32),
+        "masked_ids": np.where(used, rng.integers(5, 100, (rows, P)), 0).astype(np.int32),
         "masked_weights": used.astype(np.float32),
-        "next_sentence_label": rng.integers(0, 2, B).astype(np.int32),
+        "next_sentence_label": rng.integers(0, 2, rows).astype(np.int32),
     }
 
 
@@ -63,7 +64,7 @@ def _params(model):
 
 @functools.cache
 def _compiled(mesh_shape=(1, 1, 1), micro=1, dropout=0.0, **compute):
-    """Returns run(batch, step=0, **params) -> (report, gradients), compiled once."""
+    """Returns run(batch, step=0) -> (report, gradients), compiled once; `run.text` is its HLO."""
     fields = {**FIELDS, "dropout_rate": dropout, "attention_dropout_rate": dropout}
     model = plugins.model("bert", fields, layers.Compute(**compute))
     mesh = meshes.of(*mesh_shape)
@@ -79,12 +80,17 @@ def _compiled(mesh_shape=(1, 1, 1), micro=1, dropout=0.0, **compute):
         state = state.replace(step=jnp.int32(step))
         state = jax.device_put(state, sharding.state_shardings(mesh, state))
         with jax.set_mesh(mesh):
-            placed = sharding.global_batch(mesh, B, batch)
-            new, report = function(state, placed, None, sharding.replicate(mesh, TOKEN_BYTES))
+            placed = sharding.global_batch(mesh, len(batch["input_ids"]), batch)
+            args = state, placed, None, sharding.replicate(mesh, TOKEN_BYTES)
+            if not run.text:
+                run.program = function.lower(*args).compile()
+                run.text = run.program.as_text()
+            new, report = run.program(*args)
         leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(new.opt_state))
         report = {name: float(value) for name, value in report.items() if name != "terms"}
         return report, {sharding.path_name(path): leaf for path, leaf in leaves}
 
+    run.text = ""
     return run
 
 
@@ -115,6 +121,41 @@ def test_a_mesh_gives_the_loss_and_gradients_of_one_device():
     expected = _compiled(dropout=0.2)(_batch())
     _assert_equal(got, expected)
     assert abs(expected[0]["loss"] - _compiled()(_batch())[0]["loss"]) > 1e-3, "dropout was on"
+
+
+# data, fsdp, tensor, sequence, slice
+GROUPS = [(8,), (4, 2), (2, 2, 2), (4, 1, 1, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("mesh_shape", "dropout"),
+    proofs.all_but(
+        [(shape, rate) for shape in GROUPS for rate in (0.0, 0.2)], ((8,), 0.2), ((2, 2, 2), 0.2)
+    ),
+)
+def test_micro_batches_have_their_dropout_on_any_mesh(mesh_shape, dropout):
+    batch = _batch(rows=32)
+    got = _compiled(mesh_shape, 2, dropout)(batch)
+    _assert_equal(got, _compiled((1, 1, 1), 2, dropout)(batch))
+    if not dropout:
+        _assert_equal(got, _compiled((1, 1, 1))(batch))
+
+
+@pytest.mark.parametrize(
+    "mesh_shape", proofs.all_but([(shape,) for shape in GROUPS], ((8,),), ((2, 2, 2),))
+)
+def test_gradients_of_micro_batches_are_summed_over_groups_of_devices_once(mesh_shape):
+    run, mesh = _compiled(mesh_shape, 2, 0.2), meshes.of(*mesh_shape)
+    _, gradients = run(_batch(rows=32))
+    sums = cost.of_text(run.text, dict(mesh.shape)).exchanges
+    groups = {axis for axis in sharding.GROUP_AXES if mesh.shape[axis] > 1}
+    in_loops = [one for key, one in sums.items() if "/" in key and groups & set(one.axes)]
+    assert in_loops == []
+    split = mesh.shape["fsdp"] * mesh.shape["tensor"]
+    size = sum(leaf.nbytes for leaf in gradients.values())
+    once = sum(one.bytes for key, one in sums.items() if groups <= set(one.axes))
+    assert size / split < once < 1.5 * size, "all gradients"
+    assert any("/" in key for key in sums) == (split > 1), "there is a loop, and the keys show it"
 
 
 def test_dropout_is_a_function_of_the_step():

@@ -123,15 +123,17 @@ def work(
 
     Bytes sent by each micro-batch, along each mesh axis:
         fsdp: the weights are gathered twice, and the gradients are reduce-scattered.
-        data: the gradients are summed within a slice.
-        slice: then they are summed between slices. Each device sends a part of them, as large as
-            the gradients divided by the number of devices that sum them within a slice.
         tensor: the residual is summed twice per layer in the forward pass, and twice in the
             backward pass.
         sequence: keys and values are gathered, and their gradients are reduce-scattered.
 
-    Once in a step, muon gathers its momenta over fsdp and tensor, and sums the updates over all
-    devices of a slice (`sharding.map_layers`).
+    Bytes sent once in a step, after all micro-batches:
+        data: the gradients are summed within a slice.
+        slice: then they are summed between slices. Each device sends a part of them, as large as
+            the gradients divided by the number of devices that sum them within a slice.
+
+    Also once in a step, muon gathers its momenta over fsdp and tensor, and sums the updates over
+    all devices of a slice (`sharding.map_layers`).
     """
     experiment = memory.experiment_on(phase.config, topology.chip.platform)
     sizes = dict(mesh_sizes)
@@ -168,8 +170,8 @@ def work(
         model_flops,
         model_flops * recompute_factor(experiment, phase.length) + muon_flops,
         hbm_bytes,
-        (fsdp_bytes + data_bytes) * micro_batches + tensor_bytes + sequence_bytes + muon_bytes,
-        dcn_bytes * micro_batches,
+        fsdp_bytes * micro_batches + data_bytes + tensor_bytes + sequence_bytes + muon_bytes,
+        dcn_bytes,
     )
 
 

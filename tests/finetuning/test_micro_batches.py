@@ -18,15 +18,15 @@ def root(tmp_path_factory):
     return root
 
 
-def _step(root, **values):
+def _step(root, num_devices=1, **values):
     """Returns (number of micro-batches, loss, first moments) after one step on a full batch."""
     values |= {"data__dev": "", "data__max_train": 16, "batch_size": 8, "num_epochs": 1}
     config = toy_tasks.config("ner", root / "model", root, **values)
-    mesh = sharding.make_mesh("data:1", jax.devices()[:1])
+    mesh = sharding.make_mesh("data:-1", jax.devices()[:num_devices])
     with jax.set_mesh(mesh):
         made = job.make(config, loading.load(config.model), mesh)
         batch = made.place(made.train_batches.one_of_each_shape(in_order=False)[-1])
-        weights = np.sum(batch["loss_weights"], axis=1)
+        weights = np.asarray(batch["loss_weights"]).sum(axis=1)
         assert len(set(weights.tolist())) > 1  # so that a mean of means would be another loss
         state, report = made.train_step(made.first_state(0), batch, made.frozen, 1e-3)
     moments = optax.tree_utils.tree_get(state.opt_state, "mu")
@@ -37,9 +37,11 @@ def _step(root, **values):
 def test_micro_batches_have_the_gradients_of_the_whole_batch(root):
     count, loss, moments = _step(root, micro_batch_size=8)
     assert count == 1
-    parts, parts_loss, parts_moments = _step(root, micro_batch_size=2)
-    assert parts == 4 and parts_loss == pytest.approx(loss, rel=1e-6)
-    np.testing.assert_allclose(parts_moments, moments, rtol=0, atol=1e-5 * np.abs(moments).max())
+    for num_devices, size in ((1, 2), (2, 4)):
+        parts, parts_loss, parts_moments = _step(root, num_devices, micro_batch_size=size)
+        assert parts == 8 // size and parts_loss == pytest.approx(loss, rel=1e-6)
+        limit = 1e-5 * np.abs(moments).max()
+        np.testing.assert_allclose(parts_moments, moments, rtol=0, atol=limit)
 
 
 @pytest.mark.proof

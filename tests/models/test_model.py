@@ -283,6 +283,12 @@ def test_hash_bits_are_fair_and_independent():
         assert abs((rows[:, shift:] * rows[:, :-shift]).mean()) < 5 / math.sqrt(rows.size)
 
 
+def test_hash_bits_of_later_rows_are_those_of_the_whole_array():
+    whole, rest = hashing.hash_bits(jnp.uint32(7), (8, 6)), (3, 6)
+    found = hashing.hash_bits(jnp.uint32(7), rest, first_row=jnp.int32(5))
+    np.testing.assert_array_equal(found, whole[5:])
+
+
 @pytest.mark.proof
 def test_dropout_keeps_places_independently_at_any_distance():
     """Two rounds of mixing give places that lie 4096 or 20480 apart a correlation of 0.5 to 1%."""

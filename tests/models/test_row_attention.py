@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bertjax import config as config_lib
-from bertjax import errors, hashing, plugins
+from bertjax import errors, hashing, plugins, sharding
 from bertjax.models import bert
 from bertjax.models.common import attention, kernels, layers, masks, row_attention
 from tests.helpers import encoders, meshes, proofs
@@ -141,6 +141,35 @@ def test_rows_on_a_mesh(rows, fsdp, tensor):
     expected = _value_and_grad("xla", mask, bias=bias, **fields)
     with jax.set_mesh(meshes.of(rows, fsdp, tensor)):
         found = _value_and_grad("rows", mask, bias=bias, **fields)
+    _assert_close(found, expected, 1e-4)
+
+
+def test_rows_in_each_group_of_devices():
+    """Within `sharding.sum_over_groups`, a row has the dropout that it has in the whole batch."""
+    rng = np.random.default_rng(0)
+    batch = {name: rng.standard_normal((4, 128, 256)).astype(np.float32) for name in ("x", "out")}
+
+    def summed(name):
+        config = bert.Config(
+            hidden_size=256, num_heads=4, attention_dropout_rate=0.2, init_std=0.1, attention=name
+        )
+        module = attention.Attention(config, use_bias=False)
+        params = module.init(jax.random.key(1), batch["x"][:, :2], masks.Mask(), True)["params"]
+
+        def of_rows(batch, params):
+            def total(params):
+                rngs = {"dropout": jax.random.key(3)}
+                out = module.apply({"params": params}, batch["x"], masks.Mask(), False, rngs=rngs)
+                return jnp.sum(out * batch["out"])
+
+            return jax.value_and_grad(total)(params)
+
+        function = jax.jit(lambda *args: sharding.sum_over_groups(of_rows, *args))
+        return function(batch, params)
+
+    expected = summed("xla")
+    with jax.set_mesh(meshes.of(2, 1, 2)):
+        found = summed("rows")
     _assert_close(found, expected, 1e-4)
 
 

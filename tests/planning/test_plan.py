@@ -178,6 +178,20 @@ ENTRY %main (x: f32[8]) -> f32[32] {
     assert (gather.count, gather.bytes, gather.group) == (1, 128, 4)
 
 
+def test_sums_with_one_channel_are_counted_each():
+    text = """HloModule m
+
+ENTRY %main (a: f32[8], b: f32[4]) -> (f32[8], f32[4]) {
+  %a = f32[8]{0} parameter(0)
+  %b = f32[4]{0} parameter(1)
+  %x = f32[8]{0} all-reduce(%a), channel_id=1, replica_groups=[1,16]<=[16], to_apply=%add
+  %y = f32[4]{0} all-reduce(%b), channel_id=1, replica_groups=[1,16]<=[16], to_apply=%add
+  ROOT %t = (f32[8]{0}, f32[4]{0}) tuple(%x, %y)
+}
+"""
+    assert [one.bytes for one in cost.of_text(text, MESH).collectives()] == [32, 16]
+
+
 def test_text_that_is_no_program_is_refused():
     with pytest.raises(ValueError, match="ENTRY"):
         hlo.parse("HloModule m\n")

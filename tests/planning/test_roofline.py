@@ -74,9 +74,14 @@ def test_data_sums_gradients_once_and_fsdp_gathers_weights():
     assert _work(conf, "data:1", hardware.parse_topology("v5e-1")).ici_bytes == 0
 
 
-def test_micro_batches_gather_again():
-    whole, parts = (_work(_config(micro_batch_size=n), "fsdp:8").ici_bytes for n in (0, 8))
-    assert parts == pytest.approx(2 * whole)
+def test_micro_batches_gather_again_and_sum_once():
+    whole, parts = (_config(micro_batch_size=n) for n in (0, 8))
+    assert _work(parts, "fsdp:8").ici_bytes == pytest.approx(2 * _work(whole, "fsdp:8").ici_bytes)
+    two = hardware.parse_topology("2xv5e-8")
+    assert _work(parts, "data:8").ici_bytes == _work(whole, "data:8").ici_bytes
+    assert (
+        _work(parts, "data:4,fsdp:2", two).dcn_bytes == _work(whole, "data:4,fsdp:2", two).dcn_bytes
+    )
 
 
 def test_tensor_sends_activations_and_sequence_keys_and_values():

@@ -71,7 +71,8 @@ class TaskType(abc.ABC):
     read_label: ClassVar[Callable[[readers.Record, Any], Any] | None] = None
     # Fields of Config that earlier versions did not store, with the values that they used.
     former: ClassVar[Mapping[str, Any]] = {}
-    across_rows: ClassVar[bool] = False  # whether the loss of a row depends on other rows
+    # Whether the loss of a row depends on other rows. Then a batch has only one micro-batch.
+    across_rows: ClassVar[bool] = False
     searches: ClassVar[bool] = False  # whether dev and test may be collections, see `Queries`
     loops: ClassVar[bool] = False  # whether a prediction needs `predict_loop`
     # {output: its meaning}, for the description of an exported program; {}: has no such program
@@ -200,9 +201,7 @@ class TaskType(abc.ABC):
         """Returns what a student learns from a teacher's outputs, [R, C]: logits or numbers."""
         raise NotImplementedError(f"{self.name} has no soft targets")
 
-    def teacher_loss(
-        self, outputs: Batch, targets_BC: jax.Array, temperature: float
-    ) -> jax.Array:
+    def teacher_loss(self, outputs: Batch, targets_BC: jax.Array, temperature: float) -> jax.Array:
         """Returns the loss [B] between a student's model outputs and a teacher's soft targets."""
         raise NotImplementedError(f"{self.name} has no soft targets")
 
