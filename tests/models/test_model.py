@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import errors, hashing, plugins
+from bertjax import errors, hashing, plugins, sharding
 from bertjax.models import bert
 from bertjax.models.common import activations, layers, norms, post_norm
+from tests.helpers import meshes
 
 FIELDS = {
     "vocab_size": 100, "hidden_size": 16, "num_layers": 3, "num_heads": 4,
@@ -281,6 +282,22 @@ def test_hash_bits_are_fair_and_independent():
     assert abs(agreement).max() < 6 / math.sqrt(rows.shape[1])
     for shift in (1, 2, 64):
         assert abs((rows[:, shift:] * rows[:, :-shift]).mean()) < 5 / math.sqrt(rows.size)
+
+
+def test_groups_of_devices_drop_other_rows_and_the_same_of_a_table():
+    x, seed = np.ones((8, 64), np.float32), jnp.uint32(7)
+
+    def of_rows(batch):
+        rows = layers.drop(batch["x"], 0.5, seed)
+        start = sharding.first_row(len(rows)), 0
+        whole = jax.lax.dynamic_update_slice(jnp.zeros(x.shape), rows, start)
+        return whole, layers.drop(jnp.asarray(x), 0.5, seed, has_rows=False)
+
+    with jax.set_mesh(meshes.of(4, 2)):
+        rows, table = jax.jit(lambda batch: sharding.sum_over_groups(of_rows, batch))({"x": x})
+    expected = layers.drop(x, 0.5, seed)
+    np.testing.assert_array_equal(rows, expected)
+    np.testing.assert_array_equal(table, 4 * expected)
 
 
 def test_hash_bits_of_later_rows_are_those_of_the_whole_array():
