@@ -48,8 +48,6 @@ AXIS_RULES: dict[str, tuple[str, ...]] = {
 }
 # The embed axis of an activation is not split: the fsdp devices already split the batch.
 ACTIVATION_RULES = {**AXIS_RULES, "embed": ()}
-# Along these axes the mesh splits nothing but the batch: see `sum_over_groups`.
-GROUP_AXES = ("slice", "data")
 
 # The first pattern that matches decides. Tables of a few hundred rows are not worth splitting.
 # A family from another package inserts lines for its own parameter names when it is imported.
@@ -183,7 +181,8 @@ def _spec(
 def _current_sizes() -> dict[str, int]:
     """Returns {axis: size} of the current mesh; {} outside a mesh.
 
-    Within `sum_over_groups`, GROUP_AXES have size 1: arrays are those of one group of devices.
+    Within `device_groups.sum_over_groups` the arrays are those of one group, so that the axes that
+    number the groups have size 1.
     """
     mesh = jax.sharding.get_abstract_mesh()
     return {axis: 1 if axis in mesh.manual_axes else size for axis, size in mesh.shape.items()}
@@ -234,45 +233,6 @@ def map_shards(
         check_vma=False,
     )
     return mapped(arrays)
-
-
-def sum_over_groups(function: Callable[..., Any], batch: dict[str, jax.Array], *args: Any) -> Any:
-    """Returns the sum of function(rows, *args) over groups of devices, with one collective.
-
-    A group has the devices with the same place on GROUP_AXES. All of its rows of the batch are
-    passed to `function`, which computes without the other groups: what it adds up within a loop is
-    sent once, after the loop. Over the other axes of the mesh the compiler splits arrays as
-    elsewhere. If there is only one group, the result is function(batch, *args).
-
-    function: returns a tree of arrays, each a sum over rows. `first_row` tells it the index of its
-    rows. batch: {feature: array}, with a number of rows that is a multiple of the number of groups.
-    args: trees of arrays, the same for all groups.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    axes = tuple(axis for axis in GROUP_AXES if not mesh.empty and mesh.shape[axis] > 1)
-    if not axes:
-        return function(batch, *args)
-
-    def summed(batch, *args):
-        return jax.lax.psum(function(batch, *args), axes)
-
-    mapped = jax.shard_map(
-        summed,
-        in_specs=(PartitionSpec(axes), *(PartitionSpec() for _ in args)),
-        out_specs=PartitionSpec(),
-        axis_names=set(axes),
-        check_vma=False,
-    )
-    return mapped(batch, *args)
-
-
-def first_row(num_rows: int) -> jax.Array | int:
-    """Returns the index, among the rows of all groups, of the first row of this group.
-
-    It is 0 outside `sum_over_groups`. num_rows: the number of rows of each group.
-    """
-    axes = tuple(a for a in GROUP_AXES if a in jax.sharding.get_abstract_mesh().manual_axes)
-    return jax.lax.axis_index(axes) * num_rows if axes else 0
 
 
 def map_layers(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bertjax import metrics, sharding
+from bertjax import device_groups, metrics, sharding
 
 Batch = dict[str, jax.Array]
 # objective.loss with its config bound: loss(apply, batch) returns {name: (sum, weight)}. Frozen
@@ -168,7 +168,7 @@ def make_train_step(
         weights = normalizers(batch)
         if micro_batches == 1:
             return grad_fn(params, batch, weights, rng, frozen)
-        return sharding.sum_over_groups(accumulated, batch, params, weights, rng, frozen)
+        return device_groups.sum_over_groups(accumulated, batch, params, weights, rng, frozen)
 
     def accumulated(batch, params, weights, rng, frozen):
         def accumulate(total, xs):

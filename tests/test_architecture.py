@@ -23,8 +23,8 @@ LAYERS = (
     {"files"},
     {"schema"},
     {"hub"},
-    {"checksums", "data", "hashing", "plot", "preservation", "runtime", "sharding",
-     "trackers"},
+    {"checksums", "data", "device_groups", "hashing", "plot", "preservation", "runtime"}
+    | {"sharding", "trackers"},
     {"checkpoint", "metrics", "models", "optimizer"},
     {"objectives", "phases", "protocols", "show", "step"},
     {"mixing", "plugins"},
@@ -141,9 +141,9 @@ def test_rooms_do_not_import_in_a_circle():
 def test_the_middle_rooms_know_only_what_is_below_them(room):
     known = {
         "data": {"data", "errors", "files", "html_tables", "hub", "paths", "schema"},
-        "models": {"models", "errors", "hashing", "schema", "sharding"},
+        "models": {"models", "device_groups", "errors", "hashing", "schema", "sharding"},
         "objectives": {"objectives", "errors", "hashing", "metrics", "data"},
-        "step": {"metrics", "sharding"},
+        "step": {"device_groups", "metrics", "sharding"},
     }[room]
     for module in FILES:
         if _room(module) == room:

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from bertjax import config as config_lib
-from bertjax import errors, experiment, optimizer, plugins, sharding
+from bertjax import device_groups, errors, experiment, optimizer, plugins, sharding
 from bertjax import step as step_lib
 from tests.helpers import meshes
 
@@ -246,19 +246,22 @@ def test_each_group_of_devices_sums_its_rows(shape, num_groups, split):
         sizes = sharding.map_shards(
             lambda arrays: 0 * arrays["x"] + len(arrays["x"]), {"x": x}, {"x": axes}, "x"
         )
-        starts = jnp.zeros(8).at[sharding.first_row(len(x))].set(1)
+        starts = jnp.zeros(8).at[device_groups.first_row(len(x))].set(1)
         return {"sum": factor * x.sum(0), "starts": starts, "rows of a device": sizes.sum() / 48}
 
     with jax.set_mesh(meshes.of(*shape)):
-        found = jax.jit(lambda *args: sharding.sum_over_groups(of_rows, *args))({"x": x}, 2.0)
+        found = jax.jit(lambda *args: device_groups.sum_over_groups(of_rows, *args))({"x": x}, 2.0)
     np.testing.assert_array_equal(found["sum"], 2 * x.sum(0))
     np.testing.assert_array_equal(found["starts"], np.arange(8) % (8 // num_groups) == 0)
     assert found["rows of a device"] == 8 / num_groups / (2 if "batch" in split else 1)
 
 
 def test_there_is_one_group_outside_a_mesh():
-    x = {"x": np.ones((4, 2))}
-    assert sharding.sum_over_groups(lambda batch: batch["x"] + sharding.first_row(4), x).sum() == 8
+    batch = {"x": np.ones((4, 2))}
+    found = device_groups.sum_over_groups(
+        lambda rows: rows["x"] + device_groups.first_row(4), batch
+    )
+    np.testing.assert_array_equal(found, batch["x"])
 
 
 def test_which_axes_the_mesh_in_use_splits():

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from bertjax import config as config_lib
-from bertjax import experiment, metrics, plugins, sharding
+from bertjax import device_groups, experiment, metrics, plugins, sharding
 from bertjax import phases as phases_lib
 from bertjax import step as step_lib
 from bertjax.models.common import layers
@@ -148,7 +148,7 @@ def test_gradients_of_micro_batches_are_summed_over_groups_of_devices_once(mesh_
     run, mesh = _compiled(mesh_shape, 2, 0.2), meshes.of(*mesh_shape)
     _, gradients = run(_batch(rows=32))
     sums = cost.of_text(run.text, dict(mesh.shape)).exchanges
-    groups = {axis for axis in sharding.GROUP_AXES if mesh.shape[axis] > 1}
+    groups = {axis for axis in device_groups.AXES if mesh.shape[axis] > 1}
     in_loops = [one for key, one in sums.items() if "/" in key and groups & set(one.axes)]
     assert in_loops == []
     split = mesh.shape["fsdp"] * mesh.shape["tensor"]

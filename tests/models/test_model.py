@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import errors, hashing, plugins, sharding
+from bertjax import device_groups, errors, hashing, plugins
 from bertjax.models import bert
 from bertjax.models.common import activations, layers, norms, post_norm
 from tests.helpers import meshes
@@ -289,12 +289,12 @@ def test_groups_of_devices_drop_other_rows_and_the_same_of_a_table():
 
     def of_rows(batch):
         rows = layers.drop(batch["x"], 0.5, seed)
-        start = sharding.first_row(len(rows)), 0
+        start = device_groups.first_row(len(rows)), 0
         whole = jax.lax.dynamic_update_slice(jnp.zeros(x.shape), rows, start)
         return whole, layers.drop(jnp.asarray(x), 0.5, seed, has_rows=False)
 
     with jax.set_mesh(meshes.of(4, 2)):
-        rows, table = jax.jit(lambda batch: sharding.sum_over_groups(of_rows, batch))({"x": x})
+        rows, table = jax.jit(lambda batch: device_groups.sum_over_groups(of_rows, batch))({"x": x})
     expected = layers.drop(x, 0.5, seed)
     np.testing.assert_array_equal(rows, expected)
     np.testing.assert_array_equal(table, 4 * expected)

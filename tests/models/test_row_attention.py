@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bertjax import config as config_lib
-from bertjax import errors, hashing, plugins, sharding
+from bertjax import device_groups, errors, hashing, plugins
 from bertjax.models import bert
 from bertjax.models.common import attention, kernels, layers, masks, row_attention
 from tests.helpers import encoders, meshes, proofs
@@ -145,7 +145,7 @@ def test_rows_on_a_mesh(rows, fsdp, tensor):
 
 
 def test_rows_in_each_group_of_devices():
-    """Within `sharding.sum_over_groups`, a row has the dropout that it has in the whole batch."""
+    """A row of a group has the dropout that it has in the whole batch."""
     rng = np.random.default_rng(0)
     batch = {name: rng.standard_normal((4, 128, 256)).astype(np.float32) for name in ("x", "out")}
 
@@ -164,7 +164,7 @@ def test_rows_in_each_group_of_devices():
 
             return jax.value_and_grad(total)(params)
 
-        function = jax.jit(lambda *args: sharding.sum_over_groups(of_rows, *args))
+        function = jax.jit(lambda *args: device_groups.sum_over_groups(of_rows, *args))
         return function(batch, params)
 
     expected = summed("xla")

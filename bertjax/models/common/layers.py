@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax import errors, hashing, sharding
+from bertjax import device_groups, errors, hashing, sharding
 from bertjax.models.common import activations, norms
 
 # The rows of a word embedding table are padded to a multiple of this. 128 is the vector width of a
@@ -161,16 +161,14 @@ class Dropout(nn.Module):
         return jax.random.key_data(self.make_rng("dropout"))[0]  # key data are random bits
 
 
-def drop(
-    x: jax.Array, rate: float, seed: jax.Array | None, *, has_rows: bool = True
-) -> jax.Array:
+def drop(x: jax.Array, rate: float, seed: jax.Array | None, *, has_rows: bool = True) -> jax.Array:
     """Returns x after dropout with this seed; x itself if the seed is None.
 
     has_rows: as in `Dropout`.
     """
     if seed is None:
         return x
-    first_row = sharding.first_row(len(x)) if has_rows else 0
+    first_row = device_groups.first_row(len(x)) if has_rows else 0
     keep_mask = hashing.keeps(hashing.hash_bits(seed, x.shape, first_row), rate)
     return jnp.where(keep_mask, x / (1.0 - rate), jnp.zeros((), x.dtype)).astype(x.dtype)
 

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bertjax import hashing, sharding
+from bertjax import device_groups, hashing
 from bertjax.models.common import layers, masks, row_kernels
 
 LANES = row_kernels.LANES
@@ -105,7 +105,7 @@ def inputs_of(
     if mask.everywhere is not None:
         inputs["everywhere"] = mask.everywhere.astype(jnp.int32)
     if seed is not None:
-        keys_B = hashing.row_keys(seed, batch, sharding.first_row(batch))
+        keys_B = hashing.row_keys(seed, batch, device_groups.first_row(batch))
         inputs["row_keys"] = keys_B.astype(jnp.int32)
         inputs["head_numbers"] = jnp.arange(num_heads, dtype=jnp.int32)
     return inputs
