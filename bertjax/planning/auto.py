@@ -1,4 +1,8 @@
-"""Resolves `config.mesh = "auto"`: the mesh with the least communication that fits in memory."""
+"""Resolves `config.mesh = "auto"`: the mesh of the shortest run among those that fit in memory.
+
+Nothing is compiled: memory and time are those of `memory.on_mesh` and `roofline.run_seconds`, which
+take about 20 ms per mesh. `benchmarks/README.md` compares their choices with compiled steps.
+"""
 
 from collections.abc import Iterator
 
@@ -7,10 +11,11 @@ import ml_collections
 
 from bertjax import phases as phases_lib
 from bertjax import sharding
-from bertjax.planning import memory
+from bertjax.planning import memory, roofline
 from bertjax.runtime import hardware
 
 MAX_TENSOR = 8  # above this, a device's matrices are too narrow for its matmul units
+TOLERANCE = 0.02  # a time this much above the shortest is as good: the estimate is no more exact
 
 
 def meshes(
@@ -53,25 +58,40 @@ def choose(
     hbm_bytes: int | None,
     platform: str = "tpu",
     num_slices: int = 1,
+    chip: hardware.Chip | None = None,
 ) -> str:
     """Returns the mesh for `num_devices` devices, in the format of `config.mesh`.
 
-    It is the first of `meshes` that fits according to `memory.on_mesh`. If none fits, it is the
-    mesh that needs the least memory. If there is no valid mesh, all devices of a slice are on the
-    axis `data`; the run then raises an error that names the sizes that cannot be divided.
+    Of the `meshes` that fit according to `memory.on_mesh`, it is the first whose run takes at most
+    TOLERANCE longer than the shortest according to `roofline.run_seconds`. The first ones send the
+    least, so a mesh that splits the state more is chosen only if it saves time. `tensor` is 1 if
+    such a mesh fits: the sums over `tensor` wait for the products of a layer, and the next products
+    wait for them, which a bound ignores. If the peak of the chip is unknown, it is the first mesh
+    that fits.
+
+    If none fits, it is the mesh that needs the least memory. If there is no valid mesh, all devices
+    of a slice are on the axis `data`; the run then raises an error that names the sizes that cannot
+    be divided.
     hbm_bytes: the memory of a device; None means no limit. num_slices: see
-    `sharding.hardware_slices`.
+    `sharding.hardware_slices`. chip: the kind of the devices; None if it is unknown.
     """
-    best = None
+    fitting, needs = [], []
     for sizes in meshes(config, num_devices, num_slices):
-        if hbm_bytes is None:
+        if sizes["tensor"] > 1 and any(one["tensor"] == 1 for _, one in fitting):
+            break
+        if hbm_bytes is not None:
+            estimate = memory.on_mesh(config, sizes, platform, hbm_bytes)
+            needs.append((estimate.total, text(sizes)))
+            if not estimate.fits:
+                continue
+        if chip is None or not chip.peak_flops:
             return text(sizes)
-        estimate = memory.on_mesh(config, sizes, platform, hbm_bytes)
-        if estimate.fits:
-            return text(sizes)
-        if best is None or estimate.total < best[0]:
-            best = estimate.total, sizes
-    return text(best[1] if best else {"slice": num_slices, "data": num_devices // num_slices})
+        fitting.append((roofline.run_seconds(config, sizes, chip), sizes))
+    if fitting:
+        limit = (1 + TOLERANCE) * min(seconds for seconds, _ in fitting)
+        return next(text(sizes) for seconds, sizes in fitting if seconds <= limit)
+    only_data = text({"slice": num_slices, "data": num_devices // num_slices})
+    return min(needs, default=(0, only_data))[1]
 
 
 def mesh_of(config: ml_collections.ConfigDict, devices: list[jax.Device]) -> str:
@@ -79,7 +99,8 @@ def mesh_of(config: ml_collections.ConfigDict, devices: list[jax.Device]) -> str
     if config.mesh != "auto":
         return config.mesh
     limit, slices = _memory_limit(devices[0]), sharding.hardware_slices(devices) or 1
-    return choose(config, len(devices), limit, devices[0].platform, slices)
+    chip = hardware.chip_of(devices[0].device_kind)
+    return choose(config, len(devices), limit, devices[0].platform, slices, chip)
 
 
 def _memory_limit(device: jax.Device) -> int | None:

@@ -133,8 +133,15 @@ def state_bytes(
 
     The parts are params, optimizer, frozen, and gradients (float32, of one micro-batch).
     """
+    return dict(_state_bytes(experiment, tuple(sorted(mesh_sizes.items()))))
+
+
+@functools.lru_cache(maxsize=256)
+def _state_bytes(
+    experiment: experiment_lib.Experiment, mesh_sizes: tuple[tuple[str, int], ...]
+) -> dict[str, int]:
     state, frozen = _state(experiment)
-    mesh = abstract.mesh(mesh_sizes)
+    mesh = abstract.mesh(dict(mesh_sizes))
     shardings = sharding.state_shardings(mesh, state)
     frozen_shardings = sharding.state_shardings(mesh, {"params": frozen})["params"]
     params = _bytes(state.params, shardings.params)

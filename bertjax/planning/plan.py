@@ -130,7 +130,7 @@ def make(
     config = config.copy_and_resolve_references()
     if config.mesh == "auto":
         config.mesh = auto.choose(
-            config, topology.num_devices, chip.hbm_bytes, chip.platform, topology.num_slices
+            config, topology.num_devices, chip.hbm_bytes, chip.platform, topology.num_slices, chip
         )
     hardware_slices = topology.num_slices if chip.platform == "tpu" else None
     sizes = sharding.mesh_sizes(config.mesh, topology.num_devices, hardware_slices)
@@ -185,7 +185,7 @@ def _phase(
 ) -> PhasePlan:
     experiment = memory.experiment_on(phase.config, topology.chip.platform)
     model_flops = phase.batch_size * experiment.flops_per_sequence(phase.length)
-    work = roofline.work(phase, sizes, topology)
+    work = roofline.work(phase, sizes, topology.chip.platform)
     if compiled and compiled.fits:
         # Kernels without a cost estimate count 0 FLOPs, so the model's FLOPs are a lower bound.
         min_flops = work.model_flops if compiled.silent_kernels else 0.0

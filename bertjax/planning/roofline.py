@@ -10,11 +10,16 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+import ml_collections
+
 from bertjax import experiment as experiment_lib
 from bertjax import optimizer
 from bertjax import phases as phases_lib
 from bertjax.planning import memory
 from bertjax.runtime import hardware
+
+# The HBM traffic of activations, divided by the bytes that the forward pass saves. TODO
+ACTIVATION_PASSES = 3.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,33 +114,36 @@ class Work:
 def work(
     phase: phases_lib.Phase,
     mesh_sizes: Mapping[str, int],
-    topology: hardware.Topology,
+    platform: str = "tpu",
 ) -> Work:
     """Returns the work of a device in a step of `phase`, estimated without a compiler.
+
+    platform: the jax platform of the devices: tpu, gpu or cpu.
 
     FLOPs: the model's, plus those of remat and of muon. Remat "full" recomputes the forward pass,
     and "dots" only the matrix products of attention, which have a batch dimension.
 
     HBM traffic: in each micro-batch, the weights are read in the forward and the backward pass, in
-    the compute dtype. The optimizer reads and writes parameters, their moving average, moments and
-    gradients. Saved activations are written once and read once. The traffic of muon's products is
-    not counted.
+    the compute dtype; what is gathered over fsdp is also written. Gradients are written, and read and written again by every sum: over devices,
+    and with several micro-batches into their total. The optimizer reads the gradients, and reads
+    and writes parameters, their moving average and moments. The arrays that the forward pass saves
+    cause ACTIVATION_PASSES times their bytes. The traffic of muon's products is not counted.
 
-    Bytes sent by each micro-batch, along each mesh axis:
+    Bytes sent by each micro-batch, in the compute dtype, along each mesh axis:
         fsdp: the weights are gathered twice, and the gradients are reduce-scattered.
         tensor: the residual is summed twice per layer in the forward pass, and twice in the
             backward pass.
         sequence: keys and values are gathered, and their gradients are reduce-scattered.
 
-    Bytes sent once in a step, after all micro-batches:
+    Bytes sent once in a step, in float32 if micro-batches are added up, else in the compute dtype:
         data: the gradients are summed within a slice.
         slice: then they are summed between slices. Each device sends a part of them, as large as
             the gradients divided by the number of devices that sum them within a slice.
 
-    Also once in a step, muon gathers its momenta over fsdp and tensor, and sums the updates over
-    all devices of a slice (`sharding.map_layers`).
+    Once in a step, muon also gathers its momenta over fsdp and tensor, and sums the updates
+    over all devices of a slice (`sharding.map_layers`).
     """
-    experiment = memory.experiment_on(phase.config, topology.chip.platform)
+    experiment = memory.experiment_on(phase.config, platform)
     sizes = dict(mesh_sizes)
     devices, slices = math.prod(sizes.values()), sizes["slice"]
     slice_devices = devices // slices
@@ -143,21 +151,28 @@ def work(
     state = memory.state_bytes(experiment, sizes)
     width = 4 if experiment.model.config.dtype == "float32" else 2
     model_flops = phase.batch_size * experiment.flops_per_sequence(phase.length) / devices
-    saved = memory.activation_bytes(phase, sizes, topology.chip.platform) * micro_batches
+    saved = memory.activation_bytes(phase, sizes, platform) * micro_batches
 
-    # Parameters gathered over fsdp, in the compute dtype, and their float32 gradients.
+    # Parameters gathered over fsdp, and their gradients.
     gathered_state = memory.state_bytes(experiment, {**sizes, "fsdp": 1})
-    gradients = gathered_state["gradients"]
     weights = (2 * gathered_state["params"] + gathered_state["frozen"]) / 4 * width
-    updates = 2 * (state["params"] + state["optimizer"]) + 2 * state["gradients"]
-    hbm_bytes = weights * micro_batches + updates + 2 * saved
+    weight_passes = 2 if sizes["fsdp"] > 1 else 1
+    gradients = gathered_state["gradients"] / 4 * width
+    summed_gradients = state["gradients"] / 4 * (4 if micro_batches > 1 else width)
+    updates = 2 * (state["params"] + state["optimizer"])
+    # Written and added to the total in each micro-batch, summed over devices, read once.
+    gradient_passes = (4 * micro_batches if micro_batches > 1 else 1) + 2 * (devices > 1) + 1
+    hbm_bytes = (
+        weight_passes * weights * micro_batches + updates
+        + gradient_passes * state["gradients"] + ACTIVATION_PASSES * saved
+    )  # fmt: skip
 
     def share(count: int) -> float:
         return (count - 1) / count
 
     fsdp_bytes = share(sizes["fsdp"]) * (weights + gradients)
-    data_bytes = 2 * share(sizes["data"]) * state["gradients"]
-    dcn_bytes = 2 * share(slices) * state["gradients"] / sizes["data"]
+    data_bytes = 2 * share(sizes["data"]) * summed_gradients
+    dcn_bytes = 2 * share(slices) * summed_gradients / sizes["data"]
     tokens = phase.batch_size * phase.length / devices * sizes["tensor"]
     residual = tokens * experiment.config.model.hidden_size * width * _depth(experiment)
     tensor_bytes = 4 * 2 * share(sizes["tensor"]) * residual
@@ -173,6 +188,22 @@ def work(
         fsdp_bytes * micro_batches + data_bytes + tensor_bytes + sequence_bytes + muon_bytes,
         dcn_bytes,
     )
+
+
+def run_seconds(
+    config: ml_collections.ConfigDict, mesh_sizes: Mapping[str, int], chip: hardware.Chip
+) -> float:
+    """Returns the estimated lower bound on the seconds of all steps of a run, without a compiler.
+
+    Raises ValueError if the chip's peak is unknown.
+    """
+    total = 0.0
+    for phase in phases_lib.of(config):
+        seconds = work(phase, mesh_sizes, chip.platform).roofline(chip).step_s
+        if seconds is None:
+            raise ValueError(f"chip {chip.name!r}: its peak is unknown")
+        total += phase.num_steps * seconds
+    return total
 
 
 def recompute_factor(experiment: experiment_lib.Experiment, length: int) -> float:

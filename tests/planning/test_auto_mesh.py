@@ -4,7 +4,8 @@ import jax
 import pytest
 
 from bertjax import config, errors, experiment, sharding
-from bertjax.planning import auto, memory
+from bertjax.planning import auto, memory, roofline
+from bertjax.runtime import hardware
 
 
 def _config(**overrides):
@@ -63,6 +64,53 @@ def test_where_nothing_fits_it_is_the_mesh_that_needs_least():
     chosen = auto.choose(conf, 8, 1)
     needs = {auto.text(sizes): _needs(conf, auto.text(sizes)) for sizes in auto.meshes(conf, 8)}
     assert needs[chosen] == min(needs.values())
+
+
+def _chip(flops=1e12, hbm=1e15, links=1e15):
+    return hardware.Chip("toy", ("Toy",), flops, None, hbm, links, None)
+
+
+@pytest.mark.parametrize(
+    ("chip", "chosen"),
+    [
+        (_chip(), "data:8"),  # compute takes as long on all meshes
+        (_chip(hbm=1e9), "fsdp:8"),  # reading and writing the state takes the longest
+        (_chip(links=1e6), "data:8"),  # fsdp sends more
+        (None, "data:8"),
+    ],
+)
+def test_the_fastest_mesh_by_the_estimate(chip, chosen):
+    conf = _config(model__vocab_size=20_000, data__length=8)
+    assert auto.choose(conf, 8, None, chip=chip) == chosen
+
+
+def test_the_fastest_mesh_fits():
+    conf, chip = _config(model__num_layers=8), _chip(links=1e6)
+    for text in ("data:8", "data:4,fsdp:2", "data:2,fsdp:4", "fsdp:8"):
+        limit = int(_needs(conf, text) / memory.MARGIN) + 1
+        assert auto.choose(conf, 8, limit, chip=chip) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "compiled"),
+    [
+        ("t5_v1_1_base", {"data:16": 0.0218, "data:8,fsdp:2": 0.0187}),
+        ("electra_large", {"data:256": 0.0542, "data:128,fsdp:2": 0.0498}),
+    ],
+)
+def test_the_estimate_orders_meshes_as_the_compiler_does(name, compiled):
+    """Compares with the bounds in seconds of steps that libtpu compiled (benchmarks/README.md)."""
+    conf = config.load(f"configs/{name}.py", {})
+    where = hardware.parse_topology(conf.topology)
+    estimated = {
+        mesh: roofline.run_seconds(conf, sharding.mesh_sizes(mesh, where.num_devices), where.chip)
+        for mesh in compiled
+    }
+    assert sorted(estimated, key=estimated.get) == sorted(compiled, key=compiled.get)
+    chosen = auto.choose(
+        conf, where.num_devices, where.chip.hbm_bytes, "tpu", where.num_slices, where.chip
+    )
+    assert chosen == min(compiled, key=compiled.get)
 
 
 def test_a_mesh_that_is_named_stays():

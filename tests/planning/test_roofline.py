@@ -36,7 +36,7 @@ def _config(**overrides):
 
 def _work(conf, mesh, topology=V5E):
     sizes = sharding.mesh_sizes(mesh, topology.num_devices, topology.num_slices)
-    return roofline.work(phases_lib.of(conf)[0], sizes, topology)
+    return roofline.work(phases_lib.of(conf)[0], sizes)
 
 
 def _gradients(conf, mesh="data:8"):
@@ -68,20 +68,41 @@ def test_muon_adds_the_products_of_the_layers_of_a_device():
 def test_data_sums_gradients_once_and_fsdp_gathers_weights():
     conf = _config()
     gradients = _gradients(conf)
-    assert _work(conf, "data:8").ici_bytes == pytest.approx(2 * 7 / 8 * gradients)
-    # Twice the weights in bfloat16 and once the float32 gradients.
-    assert _work(conf, "fsdp:8").ici_bytes == pytest.approx(7 / 8 * 2 * gradients)
+    # In bfloat16: the gradients are sent and received; or the weights twice, and the gradients.
+    assert _work(conf, "data:8").ici_bytes == pytest.approx(7 / 8 * gradients)
+    assert _work(conf, "fsdp:8").ici_bytes == pytest.approx(7 / 8 * 3 / 2 * gradients)
     assert _work(conf, "data:1", hardware.parse_topology("v5e-1")).ici_bytes == 0
 
 
-def test_micro_batches_gather_again_and_sum_once():
-    whole, parts = (_config(micro_batch_size=n) for n in (0, 8))
-    assert _work(parts, "fsdp:8").ici_bytes == pytest.approx(2 * _work(whole, "fsdp:8").ici_bytes)
+def test_micro_batches_gather_again_and_are_summed_once_in_float32():
+    def sent(micro_batch_size, mesh):
+        return _work(_config(batch_size=32, micro_batch_size=micro_batch_size), mesh).ici_bytes
+
+    assert sent(8, "fsdp:8") == pytest.approx(4 * sent(0, "fsdp:8"))
+    assert sent(8, "data:8") == sent(16, "data:8") == pytest.approx(2 * sent(0, "data:8"))
     two = hardware.parse_topology("2xv5e-8")
-    assert _work(parts, "data:8").ici_bytes == _work(whole, "data:8").ici_bytes
-    assert (
-        _work(parts, "data:4,fsdp:2", two).dcn_bytes == _work(whole, "data:4,fsdp:2", two).dcn_bytes
-    )
+    parts = _work(_config(batch_size=32, micro_batch_size=16), "data:8", two)
+    assert parts.dcn_bytes == pytest.approx(2 * _work(_config(batch_size=32), "data:8", two).dcn_bytes)
+
+
+def test_traffic_is_that_of_weights_gradients_optimizer_and_activations():
+    def traffic(mesh, topology=V5E, **overrides):
+        conf = _config(dtype="bfloat16", **overrides)
+        phase, sizes = phases_lib.of(conf)[0], sharding.mesh_sizes(mesh, topology.num_devices)
+        saved = memory.activation_bytes(phase, sizes) * phase.micro_batches
+        return _work(conf, mesh, topology).hbm_bytes - roofline.ACTIVATION_PASSES * saved
+
+    params = _gradients(_config())  # in float32; Adam's moments are twice as large
+    updates = 2 * 3 * params
+    # Two reads of the weights in bfloat16; gradients written, summed over devices and read.
+    assert traffic("data:8") == pytest.approx(params + updates + 4 * params, rel=1e-3)
+    one = traffic("data:1", hardware.parse_topology("v5e-1"))
+    assert one == pytest.approx(params + updates + 2 * params, rel=1e-3)
+    halves = traffic("data:8", batch_size=16, micro_batch_size=8)
+    assert halves == pytest.approx(2 * params + updates + (2 * 4 + 3) * params, rel=1e-3)
+    shard = _gradients(_config(), "fsdp:8")
+    assert shard < params / 4
+    assert traffic("fsdp:8") == pytest.approx(2 * params + (2 * 3 + 4) * shard, rel=1e-3)
 
 
 def test_tensor_sends_activations_and_sequence_keys_and_values():
@@ -98,6 +119,6 @@ def test_slices_sum_gradients_over_the_network():
     conf = _config()
     for mesh, sums_it in (("data:8", 8), ("fsdp:8", 1)):
         found, one = _work(conf, mesh, two), _work(conf, mesh)
-        assert found.dcn_bytes == pytest.approx(_gradients(conf, mesh) / sums_it)
+        assert found.dcn_bytes == pytest.approx(_gradients(conf, mesh) / 2 / sums_it)
         assert found.ici_bytes == one.ici_bytes
     assert _work(conf, "data:8").dcn_bytes == 0
