@@ -18,7 +18,10 @@ from bertjax import phases as phases_lib
 from bertjax.planning import memory
 from bertjax.runtime import hardware
 
-# The HBM traffic of activations, divided by the bytes that the forward pass saves. TODO
+# The HBM traffic of activations, divided by the bytes that the forward pass saves: these are
+# written once and read by the next operation and by the backward pass; some gradients are added.
+# In steps that libtpu compiled, traffic without that of parameters and gradients is 3 to 3.6 times
+# the saved bytes for BERT, RoBERTa, ALBERT and ELECTRA, up to 4.9 for T5, and 1.6 for GPT-2.
 ACTIVATION_PASSES = 3.5
 
 
@@ -124,10 +127,11 @@ def work(
     and "dots" only the matrix products of attention, which have a batch dimension.
 
     HBM traffic: in each micro-batch, the weights are read in the forward and the backward pass, in
-    the compute dtype; what is gathered over fsdp is also written. Gradients are written, and read and written again by every sum: over devices,
-    and with several micro-batches into their total. The optimizer reads the gradients, and reads
-    and writes parameters, their moving average and moments. The arrays that the forward pass saves
-    cause ACTIVATION_PASSES times their bytes. The traffic of muon's products is not counted.
+    the compute dtype; what is gathered over fsdp is also written. Gradients are written, and read
+    and written again by every sum: over devices, and with several micro-batches into their total.
+    The optimizer reads the gradients, and reads and writes parameters, their moving average and
+    moments. The arrays that the forward pass saves cause ACTIVATION_PASSES times their bytes. The
+    traffic of muon's products is not counted.
 
     Bytes sent by each micro-batch, in the compute dtype, along each mesh axis:
         fsdp: the weights are gathered twice, and the gradients are reduce-scattered.
