@@ -59,7 +59,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer.clip_norm = 0.0  # no clipping of the gradient
 
     # Hardware
-    config.mesh = "fsdp:64,tensor:4"  # two rows and eight of the 32 heads per device
+    config.mesh = "fsdp:32,tensor:8"  # four rows and four of the 32 heads per device
     config.topology = "v5e-256"
 
     return config_lib.choose(config, arg)

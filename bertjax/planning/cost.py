@@ -106,6 +106,19 @@ class Cost:
         sums = self.flops * count, self.hbm_bytes * count
         return Cost(*sums, exchanges, self.open_loops, self.silent_kernels * count)
 
+    def without_overlapped(self) -> "Cost":
+        """Returns the cost without collectives that are parts of another one outside their loop.
+
+        An asynchronous collective that overlaps with a loop also has a part in the loop's body,
+        with the same key. It is sent once, not once per iteration.
+        """
+        exchanges = {
+            key: collective
+            for key, collective in self.exchanges.items()
+            if "/" not in key or key.rpartition("/")[2] not in self.exchanges
+        }
+        return dataclasses.replace(self, exchanges=exchanges)
+
     def collectives(self) -> list[Collective]:
         """Returns the collectives by descending bytes sent; equal ones are merged."""
         counts: dict[Collective, int] = {}
@@ -138,7 +151,7 @@ class _Counter:
         total = Cost()
         for instruction in computation.instructions:
             total += self._instruction(computation, instruction, fused)
-        return total
+        return total.without_overlapped()
 
     def _instruction(self, computation: hlo.Computation, op: hlo.Instruction, fused: bool) -> Cost:
         kind = op.opcode.removesuffix("-start")
