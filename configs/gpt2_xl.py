@@ -56,7 +56,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer.clip_norm = 1.0
 
     # Hardware
-    config.remat = "full"
     config.mesh = "fsdp:16"
     config.attention = "splash"  # the kernel for TPUs
     config.topology = "v5e-256"

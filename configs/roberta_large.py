@@ -63,7 +63,6 @@ def get_config(arg: str = "") -> ConfigDict:
 
     # Hardware
     config.micro_batch_size = 2048
-    config.mesh = "fsdp:-1"
     config.topology = "v5e-256"
 
     return config_lib.choose(config, arg)

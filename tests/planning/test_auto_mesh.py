@@ -95,7 +95,7 @@ def test_the_fastest_mesh_fits():
     ("name", "compiled"),
     [
         ("t5_v1_1_base", {"data:16": 0.0218, "data:8,fsdp:2": 0.0187}),
-        ("electra_large", {"data:256": 0.0542, "data:128,fsdp:2": 0.0498}),
+        ("electra_large", {"data:256": 0.0546, "data:128,fsdp:2": 0.0458}),
     ],
 )
 def test_the_estimate_orders_meshes_as_the_compiler_does(name, compiled):
