@@ -107,17 +107,9 @@ class Cost:
         return Cost(*sums, exchanges, self.open_loops, self.silent_kernels * count)
 
     def without_overlapped(self) -> "Cost":
-        """Returns the cost without collectives that are parts of another one outside their loop.
-
-        An asynchronous collective that overlaps with a loop also has a part in the loop's body,
-        with the same key. It is sent once, not once per iteration.
-        """
-        exchanges = {
-            key: collective
-            for key, collective in self.exchanges.items()
-            if "/" not in key or key.rpartition("/")[2] not in self.exchanges
-        }
-        return dataclasses.replace(self, exchanges=exchanges)
+        """Returns the cost without the parts, in a loop, of collectives that overlap with it."""
+        keys = [k for k in self.exchanges if "/" not in k or k.split("/")[-1] not in self.exchanges]
+        return dataclasses.replace(self, exchanges={key: self.exchanges[key] for key in keys})
 
     def collectives(self) -> list[Collective]:
         """Returns the collectives by descending bytes sent; equal ones are merged."""

@@ -81,8 +81,9 @@ def test_micro_batches_gather_again_and_are_summed_once_in_float32():
     assert sent(8, "fsdp:8") == pytest.approx(4 * sent(0, "fsdp:8"))
     assert sent(8, "data:8") == sent(16, "data:8") == pytest.approx(2 * sent(0, "data:8"))
     two = hardware.parse_topology("2xv5e-8")
-    parts = _work(_config(batch_size=32, micro_batch_size=16), "data:8", two)
-    assert parts.dcn_bytes == pytest.approx(2 * _work(_config(batch_size=32), "data:8", two).dcn_bytes)
+    whole, parts = (_config(batch_size=32, micro_batch_size=n) for n in (0, 16))
+    network = _work(parts, "data:8", two).dcn_bytes
+    assert network == pytest.approx(2 * _work(whole, "data:8", two).dcn_bytes)
 
 
 def test_traffic_is_that_of_weights_gradients_optimizer_and_activations():
