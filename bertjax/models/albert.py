@@ -120,7 +120,12 @@ class Encoder(nn.Module):
         config = self.config
         # Remat applies to each layer inside a group, so it is turned off for the group itself.
         group_config = dataclasses.replace(config, remat="none")
-        groups = layers.stack(Group, group_config, config.num_groups, 1)
+        # A loop around the loop of a single group would copy all that the layers save for the
+        # backward pass into one array and out of it again. `init` makes every collection mutable.
+        if config.num_groups == 1 and not self.is_mutable_collection(layers.WEIGHTS):
+            groups = layers.stack_of_one(Group)
+        else:
+            groups = layers.stack(Group, group_config, config.num_groups, 1)
         x_BLD, hidden = groups(config, deterministic, name="layers")(x_BLD, None, mask)
         return x_BLD, hidden.reshape(-1, *x_BLD.shape) if keep_hidden else None
 

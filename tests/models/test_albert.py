@@ -48,7 +48,14 @@ def encoder_inputs(config):
 
 
 @pytest.mark.parametrize(
-    ("num_groups", "how"), [(1, {}), (2, {"unroll_layers": True}), (2, {"remat": "full"})]
+    ("num_groups", "how"),
+    [
+        (1, {}),
+        (1, {"unroll_layers": True}),
+        (1, {"remat": "full"}),
+        (2, {"unroll_layers": True}),
+        (2, {"remat": "full"}),
+    ],
 )
 def test_gradient_of_a_shared_layer_is_the_sum_over_its_uses(num_groups, how):
     config = albert.Config(**SIZES, num_groups=num_groups, **how)
@@ -75,6 +82,19 @@ def test_gradient_of_a_shared_layer_is_the_sum_over_its_uses(num_groups, how):
         np.testing.assert_allclose(grad, by_use.sum(axis=1), atol=1e-5 * scale, err_msg=path)
         if path != "attention/key/bias":  # which softmax does not feel
             assert np.abs(by_use[:, 0] - by_use[:, 1]).max() > 1e-3 * np.abs(grad).max(), path
+
+
+def test_a_single_group_needs_no_loop():
+    """With the attention weights, a loop over the one group computes the same states."""
+    config = albert.Config(**SIZES, unroll_layers=True)
+    encoder, inputs = albert.Encoder(config), encoder_inputs(config)
+    flags = {"deterministic": True, "keep_hidden": True}
+    variables = {"params": random_params(encoder, *inputs, **flags)}
+    last, hidden = encoder.apply(variables, *inputs, **flags)
+    looped, weights = encoder.apply(variables, *inputs, mutable=layers.WEIGHTS, **flags)
+    np.testing.assert_allclose(looped[0], last, atol=1e-6)
+    np.testing.assert_allclose(looped[1], hidden, atol=1e-6)
+    assert jax.tree.leaves(weights)[0].shape[:2] == (1, config.num_layers)
 
 
 def test_group_of_a_layer():

@@ -19,6 +19,7 @@ from bertjax.objectives import (
     prefix_lm,
     span_corruption,
 )
+from bertjax.objectives.common import losses
 from tests.helpers import proofs, synthetic, unpacking
 
 LENGTH = 64
@@ -363,3 +364,12 @@ def test_another_objective_is_one_line(family, objective):
     apart = loss(unpacking.unpacked(batch))["lm_loss"]
     np.testing.assert_allclose(total / weight, apart[0] / apart[1], rtol=1e-5)
     assert weight == apart[1]
+
+
+def test_the_accuracy_counts_the_first_of_equal_logits_as_jax_does():
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(rng.integers(-2, 3, (6, 50, 9)), jnp.float32)  # most rows have ties
+    labels = jnp.asarray(rng.integers(0, 9, (6, 50)))
+    terms = losses.classification("lm", logits, labels, jnp.ones((6, 50)))
+    expected = jnp.sum(jnp.argmax(logits, axis=-1) == labels)
+    assert terms["lm_accuracy"][0] == expected > 0

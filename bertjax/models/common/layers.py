@@ -360,3 +360,15 @@ def stack(
         length=num_layers,
         unroll=num_layers if config.unroll_layers else 1,
     )
+
+
+def stack_of_one(layer: type[nn.Module]) -> type[nn.Module]:
+    """Returns a module class that calls one layer with parameters as `stack` stores them.
+
+    It has no loop and only reads parameters, so it cannot create them.
+    """
+
+    def unstacked(params: Any) -> Any:
+        return jax.tree.map(lambda array: array[0], params)
+
+    return nn.map_variables(layer, "params", unstacked)

@@ -28,12 +28,24 @@ def classification(
     classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     is_label = classes == labels[..., None]
     nll = jax.nn.logsumexp(logits, axis=-1) - jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1)
-    correct = jnp.argmax(logits, axis=-1) == labels
+    correct = _argmax(jax.lax.stop_gradient(logits), classes) == labels
     total = weights.sum()
     return {
         f"{name}_loss": ((nll * weights).sum(), total),
         f"{name}_accuracy": ((correct * weights).sum(), total),
     }
+
+
+def _argmax(logits: jax.Array, classes: jax.Array) -> jax.Array:
+    """Returns int32[...]: the first class with the largest logit, as `jnp.argmax` does.
+
+    The maximum is that of the logsumexp, and the minimum over classes is a plain reduction. On CPUs
+    XLA computes `jnp.argmax` in one thread and without vector instructions, which took 10% of the
+    CPU time of a small model's train step. A row with a NaN has no maximum and returns the number
+    of classes. classes: int32 [..., C], the index of each logit's class.
+    """
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(logits == largest, classes, logits.shape[-1]), axis=-1)
 
 
 def log_probs(logits: jax.Array, ids: jax.Array) -> jax.Array:
