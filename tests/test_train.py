@@ -70,7 +70,7 @@ def test_writes_metrics_checkpoints_and_identity(uninterrupted):
     held = [line for line in lines if "eval/mlm_loss" in line]
     assert [line["step"] for line in held] == [6, 12]
     assert held[-1]["eval/mlm_loss"] == pytest.approx(heldout["mlm_loss"], rel=1e-6)
-    assert {"tokens_per_second", "learning_rate", "grad_norm"} <= set(lines[-2])
+    assert {"tokens_per_second", "data_wait", "learning_rate", "grad_norm"} <= set(lines[-2])
     for line in lines:  # a piece of this vocabulary has about four bytes with the space before it
         name = "eval" if "eval/mlm_loss" in line else "train"
         num_bytes = line[f"{name}/mlm_loss"] / math.log(2) / line[f"{name}/bits_per_byte"]
@@ -389,3 +389,24 @@ def test_evaluation_and_saving_do_not_count_as_training_time(data, tmp_path, mon
     lines = run_log.read_metrics(tmp_path / "run" / "metrics.jsonl")
     rates = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
     assert rates == [16 * 32] * len(rates) and len(rates) == 6
+
+
+def test_share_of_time_waiting_for_data_is_logged_and_shown(tmp_path, monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(step_log.time, "perf_counter", lambda: now[0])
+    report = dict.fromkeys(("loss", "learning_rate", "grad_norm", "skipped"), jnp.float32(1.0))
+    report |= {"skipped_in_row": jnp.int32(0), "terms": {"mlm_loss": (report["loss"],) * 2}}
+    with step_log.StepLog(tmp_path, 0, 6, {"mlm_loss": 1.0}, log_every=2) as log:
+        for number, wait in enumerate((900.0, 1.0, 2.0, 1.0, 0.0, 0.0), start=1):
+            with log.waiting():
+                now[0] += wait
+            with log.paused():
+                now[0] += 500.0  # an evaluation counts as neither training nor waiting
+            now[0] += 4.0
+            log.step(number, report, tokens=32, timed=number > 1)  # the first step is compiled
+            log._log_pending()
+    lines = run_log.read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["data_wait"] for line in lines] == [1 / 5, pytest.approx(3 / 11), 0.0]
+    shown = capsys.readouterr().err
+    assert "27% waiting for data" in shown or "20% waiting for data" in shown
+    assert "waiting" not in shown.splitlines()[-1]

@@ -19,10 +19,11 @@ _TITLES = {
     "grad_norm": "Gradient norm",
     "tokens_per_second": "Tokens per second",
     "mfu": "Model FLOP utilisation (MFU)",
+    "data_wait": "Share of time waiting for data",
     "skipped": "Skipped steps",
 }
 _HIDDEN = ("samples", "unigram_loss", "perplexity")  # not drawn on their own
-_QUANTITIES = ("learning_rate", "grad_norm", "tokens_per_second", "mfu", "skipped")
+_QUANTITIES = ("learning_rate", "grad_norm", "tokens_per_second", "mfu", "data_wait", "skipped")
 _EMA = "ema"
 
 
@@ -110,7 +111,7 @@ def figures(metrics: Metrics, borders: Sequence[float] = ()) -> page.Html:
             continue
         from_zero = name != "grad_norm"
         shown.append(charts.lines(title_of(name), [line], borders=borders,
-                                  percent=name == "mfu", from_zero=from_zero))  # fmt: skip
+                                  percent=name in ("mfu", "data_wait"), from_zero=from_zero))  # fmt: skip
     body = page.joined(shown)
     return page.element("div", body, style="charts") if body else body
 
