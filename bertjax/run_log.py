@@ -214,7 +214,7 @@ class ProgressBar:
         self._formatted |= _format_metrics(metrics)
         self._begin(step)
         if self._bar is not None:
-            self._bar.set_postfix_str(", ".join(filter(None, self._formatted.values())), refresh=False)
+            self._bar.set_postfix_str(self._shown_metrics(), refresh=False)
             self.advance(step)
             self._bar.refresh()
             return
@@ -234,7 +234,7 @@ class ProgressBar:
             self._bar.clear()
         print(f"{self._position(step)}, {text}", file=self._file, flush=True)
         if self._bar is not None:
-            self._bar.set_postfix_str(", ".join(filter(None, self._formatted.values())))
+            self._bar.set_postfix_str(self._shown_metrics())
 
     def note(self, text: str) -> None:
         """Shows on a terminal what is done between two steps, such as "evaluating"."""
@@ -276,7 +276,10 @@ class ProgressBar:
         if done > 0 and remaining > 0:
             seconds = (now - self._start_time) / done * remaining
             parts.append(f"{tqdm.tqdm.format_interval(seconds)} left")
-        return ", ".join(parts + list(filter(None, self._formatted.values())))
+        return ", ".join(filter(None, [*parts, self._shown_metrics()]))
+
+    def _shown_metrics(self) -> str:
+        return ", ".join(filter(None, self._formatted.values()))
 
     def _position(self, step: int) -> str:
         return f"step {step}/{self._num_steps} ({step / self._num_steps:.0%})"
