@@ -69,7 +69,7 @@ def _end_of_finetuning(output: pathlib.Path) -> dict[str, object]:
     lines = run_log.read_metrics(run.with_suffix("") / "metrics.jsonl")
     found = [json.loads(run.read_text()), *lines]
     for each in found:
-        for name in ("seconds", "checksum", "tokens_per_second"):
+        for name in ("seconds", "checksum", "tokens_per_second", "data_wait"):
             each.pop(name, None)
     return {**artifact.flatten(artifact.read(output / "artifact").params), "run": found}
 

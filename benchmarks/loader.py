@@ -6,7 +6,8 @@
 
 Ours is the complete loader from records to masked pairs: reading, segmentation, shuffling,
 assembling, masking. The collator only pads and masks sequences that are already cut (ours,
-unmasked, from the same kind of batches); it always masks single pieces. Both take turns in one run.
+unmasked, from the same kind of batches). It masks single pieces; with --masking=whole_word, its
+masking of whole words, by the pieces' offsets in the text, is a further row. All take turns.
 Sequences/s per core divide by the CPU time of all threads; the table has the median of the rounds.
 Without --data the records are synthetic: in memory, with lognormal sentences of 24 tokens.
 
@@ -66,10 +67,10 @@ SPECIALS = vocabulary.Specials(pad=0, unk=100, cls=101, sep=102, mask=103)
 class MadeUp:
     """A synthetic dataset in memory."""
 
-    def __init__(self):
+    def __init__(self, num_records: int = RECORDS):
         random = np.random.default_rng(0)
-        self.records = [self._record(random, 100 * i) for i in range(RECORDS)]
-        self.num_records = RECORDS
+        self.records = [self._record(random, 100 * i) for i in range(num_records)]
+        self.num_records = num_records
         self.num_tokens = sum(len(record.tokens) for record in self.records)
 
     def _record(self, random: np.random.Generator, first_document: int) -> store.Record:
@@ -96,7 +97,9 @@ def made_up_vocabulary() -> vocabulary.Vocabulary:
     return vocabulary.Vocabulary(VOCAB_SIZE, SPECIALS, continuations & ~special, special, sentinels)
 
 
-def make_collator(words: vocabulary.Vocabulary) -> transformers.DataCollatorForLanguageModeling:
+def make_collator(
+    words: vocabulary.Vocabulary, *, whole_words: bool = False
+) -> transformers.DataCollatorForLanguageModeling:
     """Returns transformers' collator, with a tokenizer of the same size and special ids."""
     names = {f"w{i}": i for i in range(words.size)}
     for name in ("pad", "unk", "cls", "sep", "mask"):
@@ -107,7 +110,30 @@ def make_collator(words: vocabulary.Vocabulary) -> transformers.DataCollatorForL
         tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel(names, "[UNK]")),
         **{f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")},
     )
-    return transformers.DataCollatorForLanguageModeling(stand_in, mlm_probability=0.15)
+    return transformers.DataCollatorForLanguageModeling(
+        stand_in,
+        mlm_probability=0.15,
+        whole_word_mask=whole_words,
+        mask_replace_prob=1.0 if whole_words else 0.8,  # with whole words it allows nothing else
+        random_replace_prob=0.0 if whole_words else 0.1,
+    )
+
+
+def with_offsets(
+    batch: dict[str, np.ndarray], words: vocabulary.Vocabulary
+) -> list[dict[str, list]]:
+    """Returns the padded rows of a batch for transformers' collator of whole words.
+
+    It finds words by the offsets of the pieces in the text. These are made up.
+    """
+    ids_BL = batch["input_ids"]
+    gaps_BL = ~words.continuations[ids_BL]
+    starts_BL = np.cumsum(1 + gaps_BL, axis=1)
+    offsets_BL2 = np.stack([starts_BL, starts_BL + 1], axis=2)
+    offsets_BL2[words.special_mask[ids_BL]] = 0
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    rows = zip(*(batch[name].tolist() for name in names), offsets_BL2.tolist(), strict=True)
+    return [dict(zip((*names, "offset_mapping"), row, strict=True)) for row in rows]
 
 
 def timed(work: Callable[[], int]) -> tuple[float, float]:
@@ -127,6 +153,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=256)
     parser.add_argument("--batches", type=int, default=400, help="number of our batches per round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--records", type=int, default=RECORDS, help="number of synthetic records")
     parser.add_argument("--objectives", action="store_true", help="one row for each objective")
     parser.add_argument("--masking", choices=mlm.MASKINGS, default="token")
     flags = parser.parse_args()
@@ -136,7 +163,7 @@ def main() -> None:
         dataset = store.open_dataset(flags.data, "train")
         words = tokenizer.load(dataset.tokenizer_path).vocabulary()
     else:
-        dataset, words = MadeUp(), made_up_vocabulary()
+        dataset, words = MadeUp(flags.records), made_up_vocabulary()
     config = mlm.Config(masking=flags.masking)
     sampling = mlm.sampling(config, flags.length, words)
 
@@ -203,6 +230,15 @@ def main() -> None:
     else:
         contenders = {"bertjax, Mixture.batch": in_line, "bertjax, train_batches": ahead}
     contenders["transformers collator"] = theirs
+    if flags.masking == "whole_word":
+        slow_collator = make_collator(words, whole_words=True)
+        slow_rows = with_offsets(unmasked.batch(0), words)
+
+        def theirs_whole_words(_: int) -> int:
+            slow_collator(slow_rows)
+            return len(slow_rows)
+
+        contenders["transformers, whole words"] = theirs_whole_words
     rates = {name: [] for name in contenders}
     for turn in range(flags.rounds + 1):
         for name, work in contenders.items():

@@ -37,7 +37,7 @@ from bertjax import checkpoint, experiment, sharding, workdir
 from bertjax import config as config_lib
 
 PARTS = ("recipe", "ingredients", "context")
-TIMES = ("tokens_per_second", "mfu")
+TIMES = ("tokens_per_second", "mfu", "data_wait")
 
 
 def recipe(runs: runs_lib.Runs) -> bool:

@@ -20,6 +20,7 @@ ROUNDING = 1e-4  # relative differences up to this are called rounding
 VOLATILE_KEYS = {
     "seconds": "wall time",
     "tokens_per_second": "wall time",
+    "data_wait": "wall time",
     "saved_at": "date and time",
 }
 # Volatile files, and why: they are not recorded.

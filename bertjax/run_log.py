@@ -178,7 +178,10 @@ class TensorBoardWriter:
 
 
 class ProgressBar:
-    """Shows step, percent, time left, loss, tokens/s and MFU, as a bar or as lines of a log."""
+    """Shows step, percent, time left, loss, tokens/s and MFU, as a bar or as lines of a log.
+
+    If 1% of the time or more is spent waiting for data, also shows this share.
+    """
 
     def __init__(
         self,
@@ -211,7 +214,7 @@ class ProgressBar:
         self._formatted |= _format_metrics(metrics)
         self._begin(step)
         if self._bar is not None:
-            self._bar.set_postfix_str(", ".join(self._formatted.values()), refresh=False)
+            self._bar.set_postfix_str(self._shown_metrics(), refresh=False)
             self.advance(step)
             self._bar.refresh()
             return
@@ -231,7 +234,7 @@ class ProgressBar:
             self._bar.clear()
         print(f"{self._position(step)}, {text}", file=self._file, flush=True)
         if self._bar is not None:
-            self._bar.set_postfix_str(", ".join(self._formatted.values()))
+            self._bar.set_postfix_str(self._shown_metrics())
 
     def note(self, text: str) -> None:
         """Shows on a terminal what is done between two steps, such as "evaluating"."""
@@ -273,7 +276,10 @@ class ProgressBar:
         if done > 0 and remaining > 0:
             seconds = (now - self._start_time) / done * remaining
             parts.append(f"{tqdm.tqdm.format_interval(seconds)} left")
-        return ", ".join(parts + list(self._formatted.values()))
+        return ", ".join(filter(None, [*parts, self._shown_metrics()]))
+
+    def _shown_metrics(self) -> str:
+        return ", ".join(filter(None, self._formatted.values()))
 
     def _position(self, step: int) -> str:
         return f"step {step}/{self._num_steps} ({step / self._num_steps:.0%})"
@@ -318,6 +324,7 @@ def _format_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
         "train/loss": lambda loss: f"loss {loss:.3f}",
         "tokens_per_second": lambda rate: f"{tqdm.tqdm.format_sizeof(rate)} tokens/s",
         "mfu": lambda share: f"MFU {share:.0%}",
+        "data_wait": lambda share: f"{share:.0%} waiting for data" if share >= 0.01 else "",
     }
     return {
         name: formatter(metrics[name]) for name, formatter in formatters.items() if name in metrics

@@ -104,6 +104,13 @@ class StepLog:
         yield
         self._clock_start = time.perf_counter()
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts the time of the block as waiting for data: its share is the metric data_wait."""
+        start = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - start
+
     def note(self, text: str) -> None:
         """Shows on the terminal what is done between two steps, such as "evaluating"."""
         self._writers.note(text)
@@ -145,6 +152,7 @@ class StepLog:
         line = prefixed("train", {"loss": loss, **values}) | other_metrics | self._more(number)
         if self._tokens:
             line["tokens_per_second"] = self._tokens / seconds
+            line["data_wait"] = self._waited / seconds
             mfu = metrics.mfu(self._flops / seconds) if self._flops else None
             if mfu is not None:
                 line["mfu"] = mfu
@@ -152,5 +160,5 @@ class StepLog:
         self._restart_clock()
 
     def _restart_clock(self) -> None:
-        self._seconds = self._tokens = self._flops = 0.0
+        self._seconds = self._waited = self._tokens = self._flops = 0.0
         self._clock_start = time.perf_counter()

@@ -201,7 +201,9 @@ def train_and_evaluate(
             if is_last or stop_requested:
                 break
             with trace.step(step + 1):
-                batch = sharding.global_batch(mesh, phase.batch_size, next(batches))
+                with log.waiting():
+                    local_batch = next(batches)
+                batch = sharding.global_batch(mesh, phase.batch_size, local_batch)
                 program = train_steps[phase], phase.batch_size, phase.length
                 is_new = program not in compiled
                 if step == phase.start and step and jax.process_index() == 0:

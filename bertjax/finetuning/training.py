@@ -202,7 +202,8 @@ def train(
                     )
             if last or stopping:
                 break
-            batch = next(batches)
+            with log.waiting():
+                batch = next(batches)
             state, report = train_step(state, batch, job.frozen, float(learning_rate))
             log.step(step + 1, report, tokens=batch["input_ids"].size)
 

@@ -172,7 +172,7 @@ def transform(
     real_BL = batch["segment_ids" if config.packing else "attention_mask"] > 0
     candidates_BL = real_BL & (ids_BL != specials.cls) & (ids_BL != specials.sep)
     limit = predictions(config, length)
-    counts_B = masking.counts(real_BL.sum(axis=1), config.mask_rate, limit)
+    counts_B = masking.counts(masking.numbers_of(real_BL), config.mask_rate, limit)
     continues_BL = None
     if config.masking != "token":
         continues_BL = vocabulary.continuations[ids_BL.astype(np.intp)]

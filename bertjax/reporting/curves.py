@@ -19,10 +19,12 @@ _TITLES = {
     "grad_norm": "Gradient norm",
     "tokens_per_second": "Tokens per second",
     "mfu": "Model FLOP utilisation (MFU)",
+    "data_wait": "Share of time waiting for data",
     "skipped": "Skipped steps",
 }
 _HIDDEN = ("samples", "unigram_loss", "perplexity")  # not drawn on their own
-_QUANTITIES = ("learning_rate", "grad_norm", "tokens_per_second", "mfu", "skipped")
+_QUANTITIES = ("learning_rate", "grad_norm", "tokens_per_second", "mfu", "data_wait", "skipped")
+_SHARES = ("mfu", "data_wait")  # shown as percentages
 _EMA = "ema"
 
 
@@ -108,9 +110,15 @@ def figures(metrics: Metrics, borders: Sequence[float] = ()) -> page.Html:
         line = charts.Line("last", *series(metrics, name))
         if name == "skipped" and not np.any(np.asarray(line.values) > 0):
             continue
-        from_zero = name != "grad_norm"
-        shown.append(charts.lines(title_of(name), [line], borders=borders,
-                                  percent=name == "mfu", from_zero=from_zero))  # fmt: skip
+        shown.append(
+            charts.lines(
+                title_of(name),
+                [line],
+                borders=borders,
+                percent=name in _SHARES,
+                from_zero=name != "grad_norm",
+            )
+        )
     body = page.joined(shown)
     return page.element("div", body, style="charts") if body else body
 

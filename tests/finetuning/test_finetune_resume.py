@@ -44,7 +44,7 @@ def _content(out):
     found = json.loads((out / "runs" / f"{RUN}.json").read_text())
     lines = run_log.read_metrics(out / "runs" / RUN / "metrics.jsonl")
     for each in (found, *lines):
-        for name in ("seconds", "tokens_per_second", "checksum"):
+        for name in ("seconds", "tokens_per_second", "data_wait", "checksum"):
             each.pop(name, None)
     return (out / "artifact" / "params.safetensors").read_bytes(), found, lines
 

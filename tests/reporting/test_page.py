@@ -91,7 +91,8 @@ def test_metrics_become_charts_by_objective_and_source():
         {"step": step, "train/loss": 5.0, "train/mlm_loss": 5.0, "eval/loss": 4.0,
          "eval/mlm_loss": 4.0, "eval/web/mlm_loss": 3.0, "eval/books/mlm_loss": 5.0,
          "eval/ema/mlm_loss": 3.5, "eval/unigram_loss": 6.0, "eval/samples": 8.0,
-         "data/web/epochs": step / 10, "learning_rate": 1e-3, "mfu": 0.4, "skipped": 0.0}
+         "data/web/epochs": step / 10, "learning_rate": 1e-3, "mfu": 0.4, "data_wait": 0.02,
+         "skipped": 0.0}
         for step in (5, 10, 15)
     ]  # fmt: skip
     assert curves.names(metrics) == ["mlm_loss"], "the sum of one loss is that loss"
@@ -100,9 +101,10 @@ def test_metrics_become_charts_by_objective_and_source():
     assert re.findall(r'aria-label="([^"]*)"', text) == [
         "Masked language model loss", "Masked language model loss by source, held-out",
         "Epochs read by source", "Learning rate", "Model FLOP utilisation (MFU)",
+        "Share of time waiting for data",
     ]  # fmt: skip
     assert "moving average 3.5" in text and "unigram model 6" in text and "40%" in text
-    assert text.count('stroke-dasharray="2 3"') == 5, "the border of the phases is in every chart"
+    assert text.count('stroke-dasharray="2 3"') == 6, "the border of the phases is in every chart"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import numpy as np
 
 from bertjax.data.batches.rng import RowRandom
 
-_LAST_SCORE = np.uint32(2**31)  # greater than the score of any candidate
+_LAST_BIT = 31  # set in the scores of positions that are not candidates; no candidate has it
 
 
 def counts(lengths_B: np.ndarray, rate: float, limit: int) -> np.ndarray:
@@ -24,7 +24,14 @@ def counts(lengths_B: np.ndarray, rate: float, limit: int) -> np.ndarray:
     They are rate * lengths_B, rounded half to even like Python's `round`, but at least 1 and at
     most `limit`.
     """
-    return np.clip(np.rint(lengths_B * rate), 1, limit).astype(np.int64)
+    counts_B = np.rint(lengths_B * rate).astype(np.int64)
+    return np.minimum(np.maximum(counts_B, 1), limit)
+
+
+def numbers_of(places_BL: np.ndarray) -> np.ndarray:
+    """Returns int64[B]: how many of the bool places_BL are true in each row."""
+    # Much faster than a sum of bool, which converts each element to a wide integer.
+    return np.bitwise_count(np.packbits(places_BL, axis=1)).sum(axis=1, dtype=np.int64)
 
 
 def choose_tokens(
@@ -42,7 +49,7 @@ def choose_tokens(
       positions int32[B, P], ascending, and weights float32[B, P], 1 where a slot is used.
     """
     positions_BP = shuffled(candidates_BL, rng)[:, :limit]
-    used_BP = np.arange(limit) < np.minimum(counts_B, candidates_BL.sum(axis=1))[:, None]
+    used_BP = np.arange(limit) < np.minimum(counts_B, numbers_of(candidates_BL))[:, None]
     positions_BP = np.where(used_BP, positions_BP, candidates_BL.shape[1])
     positions_BP.sort(axis=1)
     positions_BP[~used_BP] = 0
@@ -70,17 +77,29 @@ def choose_words(
     b, length = candidates_BL.shape
     first_BL, sizes = words(candidates_BL, continues_BL)
     order_BL = shuffled(first_BL, rng) + np.arange(b, dtype=np.int32)[:, None] * length
-    words_B = first_BL.sum(axis=1)
-    fits_LB = np.zeros((length, b), bool)
-    room_B = counts_B.copy()
-    for rank in range(words_B.max(initial=0)):
-        size_B = sizes[order_BL[:, rank]]
-        fits_LB[rank] = (size_B <= room_B) & (rank < words_B)
-        room_B -= size_B * fits_LB[rank]
-        if not np.any(room_B * (rank + 1 < words_B)):
-            break
+    words_B = numbers_of(first_BL)
 
-    word_starts = np.sort(order_BL[fits_LB.T])
+    # The first words of each row fit until one would exceed the count. These are at most P words.
+    size_BP = sizes[order_BL[:, :limit]]
+    ranks_P = np.arange(size_BP.shape[1])
+    size_BP *= ranks_P < words_B[:, None]
+    filled_BP = np.cumsum(size_BP, axis=1)
+    fits_BP = (filled_BP <= counts_B[:, None]) & (size_BP > 0)
+    rank_B = numbers_of(fits_BP)
+    room_B = counts_B - np.where(fits_BP, size_BP, 0).sum(axis=1)
+    chosen = [order_BL[:, :limit][fits_BP]]
+    # The other words of a row are tried one by one, as long as there is room.
+    rows = np.flatnonzero((room_B > 0) & (rank_B < words_B))
+    while len(rows):
+        word = order_BL[rows, rank_B[rows]]
+        size = sizes[word]
+        fits = size <= room_B[rows]
+        chosen.append(word[fits])
+        room_B[rows] -= size * fits
+        rank_B[rows] += 1
+        rows = rows[(room_B[rows] > 0) & (rank_B[rows] < words_B[rows])]
+
+    word_starts = np.sort(np.concatenate(chosen))
     return slots(word_starts, sizes[word_starts], counts_B - room_B, (length, limit))
 
 
@@ -148,18 +167,23 @@ def apply(
       tokens of the chosen positions (0 in unused slots).
     """
     used_BP = weights_BP > 0
-    truth_BP = np.take_along_axis(input_ids_BL, positions_BP, axis=1)
-    random_BP = random_ids[rng.integers("masking/random", 0, len(random_ids), truth_BP.shape[1])]
-    action_BP = rng.uniform("masking/action", truth_BP.shape[1])
+    count, length = positions_BP.shape[1], input_ids_BL.shape[1]
+    places_BP = positions_BP + length * np.arange(len(positions_BP))[:, None]
+    truth_BP = input_ids_BL.reshape(-1).take(places_BP, mode="clip")
+    random_BP = random_ids.take(
+        rng.integers("masking/random", 0, len(random_ids), count), mode="clip"
+    )
+    action_BP = rng.uniform("masking/action", count)
     if deciders_BP is not None:
         action_BP = np.take_along_axis(action_BP, deciders_BP, axis=1)
-    ids_BP = np.where(action_BP < mask_token_rate + random_token_rate, random_BP, truth_BP)
-    ids_BP = np.where(action_BP < mask_token_rate, mask_id, ids_BP)
     # Unused slots have position 0, which is never chosen. They write back the token at position 0.
-    ids_BP = np.where(used_BP, ids_BP, truth_BP)
+    changed_BP = used_BP & (action_BP < mask_token_rate + random_token_rate)
+    is_mask_BP = action_BP < mask_token_rate
+    random_BP += (mask_id - random_BP) * is_mask_BP
+    ids_BP = truth_BP + (random_BP - truth_BP) * changed_BP
     masked_BL = input_ids_BL.copy()
-    np.put_along_axis(masked_BL, positions_BP, ids_BP.astype(masked_BL.dtype), axis=1)
-    return masked_BL, np.where(used_BP, truth_BP, 0)
+    masked_BL.reshape(-1)[places_BP] = ids_BP
+    return masked_BL, truth_BP * used_BP
 
 
 def shuffled(candidates_BL: np.ndarray, rng: RowRandom) -> np.ndarray:
@@ -173,8 +197,8 @@ def shuffled(candidates_BL: np.ndarray, rng: RowRandom) -> np.ndarray:
     low_bits = np.uint32((1 << (length - 1).bit_length()) - 1)
     score_BL = rng.bits("masking/score", length) >> np.uint32(1)
     score_BL &= ~low_bits
-    score_BL[~candidates_BL] = _LAST_SCORE
     score_BL |= np.arange(length, dtype=np.uint32)
+    score_BL |= np.left_shift(~candidates_BL, _LAST_BIT, dtype=np.uint32)
     score_BL.sort(axis=1)
     score_BL &= low_bits
     return score_BL.view(np.int32)

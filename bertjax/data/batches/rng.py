@@ -57,8 +57,10 @@ class RowRandom:
         low, high: numbers, or arrays that broadcast to [B, n].
         The probabilities of any two numbers in the range differ by at most 2**-32.
         """
-        span = np.subtract(high, low).astype(np.uint64)
-        return ((self.bits(stream, n) * span) >> np.uint64(32)).astype(np.int64) + low
+        numbers = self.bits(stream, n).astype(np.uint64)
+        numbers *= np.subtract(high, low).astype(np.uint64)
+        numbers >>= np.uint64(32)
+        return numbers.view(np.int64) + low
 
     def permutation(self, stream: str, n: int) -> np.ndarray:
         """Returns int64[B, n]: in each row, a random permutation of the numbers below n."""

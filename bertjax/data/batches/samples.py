@@ -82,20 +82,22 @@ class TwoSegments:
 
     def assemble(self, window: Window, table: np.ndarray) -> dict[str, np.ndarray]:
         """Returns input_ids, attention_mask, token_type_ids int32[B, L] and the label int32[B]."""
-        a_size, b_size = table["a_size"][:, None], table["b_size"][:, None]
-        column = np.arange(self.length, dtype=np.int32)
-        in_b = column > a_size + 1
-        real = column < a_size + b_size + 3
-        token = np.where(in_b, table["b"][:, None] - a_size - 2, table["a"][:, None] - 1) + column
-        ids = _gather(window.tokens, token)
-        ids[:, 0] = self.specials.cls
-        np.put_along_axis(ids, a_size + 1, self.specials.sep, axis=1)
-        np.put_along_axis(ids, a_size + b_size + 2, self.specials.sep, axis=1)
-        ids[~real] = self.specials.pad
+        a_size, b_size, size = table["a_size"], table["b_size"], self.length
+        # The masks are -1 where true and 0 elsewhere, so that bits are selected without branches.
+        in_b = _before(a_size + 2, size)
+        np.invert(in_b, out=in_b)
+        real = _before(a_size + b_size + 3, size)
+        ids = _rows(window.tokens, table["a"] - 1, size)
+        others = _rows(window.tokens, table["b"] - a_size - 2, size)
+        others ^= ids
+        others &= in_b
+        ids ^= others
+        _close(ids, real, self.specials, a_size + 1, a_size + b_size + 2)
+        in_b &= real
         return {
             "input_ids": ids,
-            "attention_mask": real.astype(np.int32),
-            "token_type_ids": (in_b & real).astype(np.int32),
+            "attention_mask": np.negative(real, out=real),
+            "token_type_ids": np.negative(in_b, out=in_b),
             self.label: table["label"].astype(np.int32),
         }
 
@@ -239,17 +241,10 @@ class FullSentences:
 
     def assemble(self, window: Window, table: np.ndarray) -> dict[str, np.ndarray]:
         """Returns input_ids and attention_mask, int32[B, L]."""
-        size = table["a_size"][:, None]
-        column = np.arange(self.length, dtype=np.int32)
-        real = column < size + 2
-        ids = _gather(window.tokens, table["a"][:, None] - 1 + column)
-        ids[:, 0] = self.specials.cls
-        np.put_along_axis(ids, size + 1, self.specials.sep, axis=1)
-        ids[~real] = self.specials.pad
-        return {
-            "input_ids": ids,
-            "attention_mask": real.astype(np.int32),
-        }
+        real = _before(table["a_size"] + 2, self.length)
+        ids = _rows(window.tokens, table["a"] - 1, self.length)
+        _close(ids, real, self.specials, table["a_size"] + 1)
+        return {"input_ids": ids, "attention_mask": np.negative(real, out=real)}
 
 
 def follow(next_starts: np.ndarray) -> np.ndarray:
@@ -283,10 +278,39 @@ def truncate(table: np.ndarray, max_tokens: int, front: np.ndarray) -> np.ndarra
     return result
 
 
-def _gather(tokens: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Returns int32: the tokens at `indices`; an index outside `tokens` gives the nearest one."""
-    # NOTE: NumPy is much faster with indices of its own index type than with int32.
-    return tokens.take(indices.astype(np.intp), mode="clip").astype(np.int32)
+def _rows(tokens: np.ndarray, starts_B: np.ndarray, length: int) -> np.ndarray:
+    """Returns int32[B, L]: `length` tokens from each start on.
+
+    An index outside `tokens` gives the nearest token.
+    """
+    if len(starts_B) and 0 <= starts_B.min() and starts_B.max() + length <= len(tokens):
+        # A view of all rows, of which whole rows are copied: faster than gathering single tokens.
+        shape = len(tokens) - length + 1, length
+        rows = np.ndarray(shape, tokens.dtype, tokens, strides=tokens.strides * 2)
+        return rows[starts_B].astype(np.int32)
+    indices_BL = starts_B[:, None].astype(np.intp) + np.arange(length)
+    return tokens.take(indices_BL, mode="clip").astype(np.int32)
+
+
+def _before(stops_B: np.ndarray, length: int) -> np.ndarray:
+    """Returns int32[B, L]: -1 (all bits set) in the first stops_B columns of each row, then 0."""
+    mask_BL = np.arange(length, dtype=np.int32) - stops_B[:, None]
+    mask_BL >>= 31
+    return mask_BL
+
+
+def _close(ids: np.ndarray, real: np.ndarray, specials: Specials, *separators: np.ndarray) -> None:
+    """Writes [CLS], the [SEP] at the given columns, and the padding into rows of text, in place.
+
+    real: as `_before` returns it, for the tokens that are not padding.
+    """
+    ids[:, 0] = specials.cls
+    rows = np.arange(len(ids))
+    for column in separators:
+        ids[rows, column] = specials.sep
+    ids ^= specials.pad
+    ids &= real
+    ids ^= specials.pad
 
 
 def _targets(short_rate: float, max_tokens: int, n: int, rng: RowRandom) -> np.ndarray:
