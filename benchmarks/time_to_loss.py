@@ -49,7 +49,7 @@ CONTENDERS = {
     "best": ("best", "bertjax, its best recipe", plot.HELDOUT),
 }  # {name: (recipe, label, colour)}
 RACES = "transformers+best,same+transformers"
-POINTS, TIMED_STEPS, SAMPLES = 16, 20, 512
+POINTS, TIMED_STEPS, SAMPLES = 10, 20, 128
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -203,12 +203,14 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     """Returns `timing` of each contender; those that have none yet are timed at the same time.
 
-    Each phase has twice --timed_steps steps; the first half includes compilation.
+    Each phase has twice --timed_steps steps; the first half includes compilation. The last phase
+    has one step more, which includes the evaluation at the end of a run.
     """
     files = {name: output / f"timing-{name}.json" for name in cores}
     processes = {}
     for name in [name for name, file in files.items() if not file.exists()]:
         steps = [2 * flags.timed_steps] * len(configs.PHASES[CONTENDERS[name][0]])
+        steps[-1] += 1
         folder = output / f"timing-{name}"
         words = command(name, output, folder, steps, flags.timed_steps, compiled=flags.compile)
         processes[name] = Process(words, folder, cores[name])
@@ -221,12 +223,12 @@ def measure(
 def timing(points: Sequence[dict[str, float]]) -> dict[str, Any]:
     """Returns "seconds" of a step of each phase, and "startup", what was not spent in steps.
 
-    points: one in the middle and one at the end of each phase; CPU times.
+    points: one in the middle and one at the end of each phase, and one at the end of the run.
     """
-    cpu = [point["cpu"] for point in points]
+    *cpu, total = [point["cpu"] for point in points]
     count = points[0]["step"]
     seconds = [(b - a) / count for a, b in zip(cpu[::2], cpu[1::2], strict=True)]
-    return {"startup": cpu[-1] - 2 * count * sum(seconds), "seconds": seconds}
+    return {"startup": total - 2 * count * sum(seconds), "seconds": seconds}
 
 
 def steps_for(name: str, timing: dict[str, Any], budget: float) -> list[int]:
