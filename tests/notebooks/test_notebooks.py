@@ -135,6 +135,10 @@ def test_three_kinds_of_models_are_compared(tmp_path, monkeypatch):
     for name in ("bert", "t5", "gpt"):
         assert re.search(rf"^{name} +prefers the right sentence in \d of 8 pairs$", printed, re.M)
         assert re.search(rf"^{name} +\d+\.\d%$", printed, re.M)
+        line = rf"^{name} +no examples: \d+% right, corrected \d+% right$"
+        assert re.search(line, printed, re.M)
+    assert re.search(r"^bert +.*cannot generate text: ", printed, re.M)
+    assert "gpt   4 examples" in printed
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
