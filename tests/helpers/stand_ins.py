@@ -37,7 +37,7 @@ def _bert_folder(path: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def _gpt(path: pathlib.Path, folder: pathlib.Path) -> None:
-    artifact.write(scored.make("gpt2", "bpe", max_length=128).source, path)
+    artifact.write(scored.make("gpt2", "bpe", max_length=512).source, path)
 
 
 def _t5(path: pathlib.Path, folder: pathlib.Path) -> None:
