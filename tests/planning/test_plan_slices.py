@@ -50,7 +50,7 @@ def test_a_sum_over_slices_is_counted_inside_and_between_them():
 @pytest.mark.proof
 def test_a_plan_of_slices_shows_what_they_send_to_each_other():
     plan = plan_lib.make(tiny(), hardware.parse_topology("2xv5e-8"), use_compiler=False)
-    assert plan.config.mesh.startswith("slice:2,data:")
+    assert plan.config.mesh == "slice:2,data:4,fsdp:2"
     text = "\n".join(report.lines(plan))
     assert "sent to other slices" in text and "3.125 GB/s to other slices: docs.cloud" in text
     assert plan.phases[0].roofline.dcn_s == plan.phases[0].work.dcn_bytes / 3.125e9
