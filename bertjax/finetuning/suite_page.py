@@ -116,10 +116,9 @@ def _by_rate(each: Mapping[str, Any]) -> charts.Spread:
 def _runs(content: Mapping[str, Any]) -> page.Html:
     rows, marked = [], []
     for name, each in content["tasks"].items():
-        main, best = each["metrics"][0], each["best"]
+        main = each["metrics"][0]
+        marked.append(len(rows) + report_page.best_run(each))
         for run in each["runs"]:
-            if (run["learning_rate"], run["seed"]) == (best["learning_rate"], best["seed"]):
-                marked.append(len(rows))
             scores = run["scores"]
             other = next((split for split in scores if split != "dev"), "")
             rows.append([

@@ -6,7 +6,6 @@
 to those of the combinations, in folders beside it.
 """
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -221,7 +220,7 @@ def command(content: Mapping[str, Any], output: str | os.PathLike) -> str:
     """Returns the command that repeats the sweep."""
     values: dict[str, Any] = {}
     for row in content["combinations"]:
-        config = json.loads(json.dumps(row["config"]))
+        config = row["config"]
         changed = report_page.differing({**content, "config": config,
                                          "strategy": config["strategy"]["name"]})  # fmt: skip
         values |= {key: value for key, (value, _) in changed.items()
