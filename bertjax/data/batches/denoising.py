@@ -140,38 +140,45 @@ class Corruption:
 
         rng: the random numbers for the rows of the batch.
         """
-        inputs, targets = self.split(batch, rng)
         real_BK = layout.used(batch["piece_sizes"]) > 0
+        inputs, targets = self.split(batch, real_BK, rng, input_end=self.end)
         return layout.encoder_decoder(
-            layout.ended(*inputs, real_BK, self.end),
-            layout.ended(*targets, real_BK, self.end),
+            (inputs[0], layout.in_slots(inputs[1], real_BK)),
+            (targets[0], layout.in_slots(targets[1], real_BK)),
             (self.length, self.targets_length),
             self.pad,
             packing=self.packing,
         )
 
     def split(
-        self, batch: packing.Batch, rng: RowRandom
+        self,
+        batch: packing.Batch,
+        real_BK: np.ndarray,
+        rng: RowRandom,
+        *,
+        input_end: int | None,
     ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
         """Returns the inputs and the targets of all pieces: (tokens, sizes int64[P]) of each.
 
-        They have no EOS. Arguments as in `corrupt`.
+        The targets end with `end`, and the inputs with `input_end`, if any. real_BK: bool, true in
+        the P slots with a piece. Other arguments as in `corrupt`.
         """
-        tokens, sizes_BK = layout.pieces_of(batch), layout.used(batch["piece_sizes"])
+        tokens, sizes_BK = layout.pieces_of(batch), batch["piece_sizes"][:, : real_BK.shape[1]]
         kinds = zip(*((noise.density, noise.mean_length) for noise in self.noises), strict=True)
         density_B1, mean_B1 = (np.take(kind, batch["noise"])[:, None] for kind in kinds)
         counts_BK, spans_BK = spans.counts(sizes_BK, density_B1, mean_B1, len(self.sentinels))
         noise_runs, text_runs = spans.noise_runs(sizes_BK, counts_BK, spans_BK, rng)
 
-        real_BK = sizes_BK > 0
-        sizes_P = sizes_BK[real_BK]
-        inputs, input_sizes = spans.replace(tokens, noise_runs, sizes_P, self.sentinels)
-        targets, target_sizes = spans.replace(tokens, text_runs, sizes_P, self.sentinels)
+        sizes_P, modes_P = sizes_BK[real_BK], None
         if self.modes:
-            modes_BK = np.broadcast_to(np.take(self.modes, batch["noise"])[:, None], sizes_BK.shape)
-            starts = np.cumsum(input_sizes) - input_sizes
-            inputs, input_sizes = np.insert(inputs, starts, modes_BK[real_BK]), input_sizes + 1
-        return (inputs, input_sizes), (targets, target_sizes)
+            modes_P = np.take(self.modes, np.repeat(batch["noise"], real_BK.sum(axis=1)))
+        replace = functools.partial(
+            spans.replace, tokens, sizes_P=sizes_P, sentinels=self.sentinels
+        )
+        return (
+            replace(noise_runs, starts_P=modes_P, end=input_end),
+            replace(text_runs, end=self.end),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,13 +216,15 @@ class PrefixCorruption(Corruption):
 
         rng: the random numbers for the rows of the batch.
         """
-        (inputs, input_sizes), (targets, target_sizes) = self.split(batch, rng)
         real_BK = layout.used(batch["piece_sizes"]) > 0
+        (inputs, input_sizes), (targets, target_sizes) = self.split(
+            batch, real_BK, rng, input_end=None
+        )
         is_plain = np.isinf([noise.mean_length for noise in self.noises])[batch["noise"]]
-        is_plain_P = np.broadcast_to(is_plain[:, None], real_BK.shape)[real_BK]
+        is_plain_P = np.repeat(is_plain, real_BK.sum(axis=1))
         # A plain piece has a sentinel at the end of its inputs, if it has noise, and at the start
         # of its targets.
-        marked_P = is_plain_P & (target_sizes > 1)
+        marked_P = is_plain_P & (target_sizes > 2)
         keeps = np.ones(len(inputs), bool)
         keeps[np.cumsum(input_sizes)[marked_P] - 1] = False
         inputs, input_sizes = inputs[keeps], input_sizes - marked_P
@@ -224,17 +233,15 @@ class PrefixCorruption(Corruption):
         targets, target_sizes = targets[keeps], target_sizes - is_plain_P
 
         # Puts the targets of each piece behind its inputs.
-        number_P = np.arange(len(input_sizes))
-        owner = np.concatenate(
-            [np.repeat(number_P, input_sizes), np.repeat(number_P, target_sizes)]
-        )
-        tokens = np.concatenate([inputs, targets])[np.argsort(owner, kind="stable")]
-        tokens, sizes_BK = layout.ended(tokens, input_sizes + target_sizes, real_BK, self.end)
-        prefix_BK = np.zeros_like(sizes_BK)
-        prefix_BK[real_BK] = input_sizes
+        parts = np.stack([input_sizes, target_sizes], axis=1).ravel()
+        is_input = np.repeat(np.tile([True, False], len(input_sizes)), parts)
+        tokens = np.empty(len(is_input), np.int32)
+        tokens[is_input], tokens[~is_input] = inputs, targets
         return layout.lay_out_prefixed(
-            tokens, sizes_BK, prefix_BK, self.length, self.pad, start=self.start,
-            packing=self.packing,
+            tokens,
+            layout.in_slots(input_sizes + target_sizes, real_BK),
+            layout.in_slots(input_sizes, real_BK),
+            self.length, self.pad, start=self.start, packing=self.packing,
         )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def used(sizes_BK: np.ndarray) -> np.ndarray:
 
     Rows have far more slots than pieces unless texts are very short, and each costs time.
     """
-    return sizes_BK[:, : max(1, int((sizes_BK > 0).sum(axis=1).max(initial=0)))]
+    return sizes_BK[:, : max(1, int(np.count_nonzero(sizes_BK.any(axis=0))))]
 
 
 def lay_out(
@@ -156,6 +156,13 @@ def prefixed_features(length: int, packing: bool) -> FeatureTable:
     return target_features(length, packing) | {"prefix_mask": ((length,), np.int32)}
 
 
+def in_slots(sizes_P: np.ndarray, real_BK: np.ndarray) -> np.ndarray:
+    """Returns int64[B, K]: the sizes of the P pieces in their slots, where real_BK is true."""
+    sizes_BK = np.zeros(real_BK.shape, np.int64)
+    sizes_BK[real_BK] = sizes_P
+    return sizes_BK
+
+
 def ended(
     tokens_T: np.ndarray, sizes_P: np.ndarray, real_BK: np.ndarray, end: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -163,9 +170,7 @@ def ended(
 
     sizes_P: sizes of the pieces without `end`. real_BK: bool, true in the P slots with a piece.
     """
-    sizes_BK = np.zeros(real_BK.shape, np.int64)
-    sizes_BK[real_BK] = sizes_P + 1
-    return np.insert(tokens_T, np.cumsum(sizes_P), end), sizes_BK
+    return np.insert(tokens_T, np.cumsum(sizes_P), end), in_slots(sizes_P + 1, real_BK)
 
 
 def encoder_decoder(

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bertjax.data.batches import layout
 from bertjax.data.batches.rng import RowRandom
 
 _NO_LIMIT = 2**31 - 1
@@ -130,53 +131,81 @@ def noise_runs(
     """
     # The noise tokens and the other tokens of each piece form two groups. The spans of a group
     # start at its first token and at random later tokens: those with the lowest random scores.
-    # Rows are padded to the same width by one more group, so that no step needs a mask.
-    num_rows, width = len(sizes_BK), int(sizes_BK.sum(axis=1).max(initial=0))
-    groups_BG = np.stack([noise_BK, sizes_BK - noise_BK], axis=2).reshape(num_rows, -1)
-    padding_B = width - groups_BG.sum(axis=1)
-    padded_BG = np.concatenate([groups_BG, padding_B[:, None]], axis=1)
-    offset_BG = (np.cumsum(padded_BG) - padded_BG.ravel()).reshape(padded_BG.shape)[:, :-1]
-
-    # Group, score and column are packed into one word, in this order. So sorting the words of a row
-    # sorts the scores within each group.
-    number_BG = np.broadcast_to(np.arange(padded_BG.shape[1], dtype=np.uint64), padded_BG.shape)
-    group_BW = np.repeat((number_BG << np.uint64(48)).ravel(), padded_BG.ravel())
-    words_BW = rng.bits("spans/score", width).astype(np.uint64)
-    words_BW <<= np.uint64(16)
-    words_BW |= np.arange(width, dtype=np.uint64)
-    words_BW |= group_BW.reshape(words_BW.shape)
-    words = words_BW.reshape(-1)
-    words[offset_BG[groups_BG > 0]] &= ~np.uint64(0xFFFF_FFFF_0000)
-    words_BW.sort(axis=1)
-
-    spans_BG = np.minimum(np.repeat(spans_BK, 2, axis=1), groups_BG)
-    counts_G, counts_B = spans_BG.ravel(), spans_BG.sum(axis=1)
-    ranks = np.arange(int(counts_B.sum()))  # the ranks of the lowest scores of all groups
-    ranks += np.repeat(offset_BG.ravel() - (np.cumsum(counts_G) - counts_G), counts_G)
-    starts = (words.take(ranks, mode="clip") & np.uint64(0xFFFF)).astype(np.int64)
-    row_starts_B = np.arange(num_rows) * width - (np.cumsum(padding_B) - padding_B)
-    starts += np.repeat(row_starts_B, counts_B)
-    starts.sort()
-    sizes = np.diff(starts, append=int(sizes_BK.sum()))
-
     real_BK = sizes_BK > 0
-    counts_P2 = spans_BG.reshape(num_rows, -1, 2)[real_BK]
-    is_noise = np.repeat(np.tile([True, False], len(counts_P2)), counts_P2.ravel())
-    noise, text = sizes[is_noise], sizes[~is_noise]
+    sizes_P2 = np.stack([noise_BK[real_BK], (sizes_BK - noise_BK)[real_BK]], axis=1)
+    counts_P2 = np.minimum(spans_BK[real_BK][:, None], sizes_P2)
+    width = int(sizes_BK.sum(axis=1).max(initial=0))
+    scores_T = rng.bits("spans/score", width)[layout.filled(sizes_BK, width)]
+    groups, later = _lowest(scores_T, sizes_P2.ravel(), counts_P2.ravel() - 1)
+
+    # Where each group starts if all groups of noise come first and then all groups of text.
+    first_2P = (np.cumsum(sizes_P2.T) - sizes_P2.T.ravel()).reshape(2, -1)
+    later += first_2P.T.ravel()[groups]
+    starts = np.concatenate([first_2P[counts_P2.T > 0], later])
+    starts.sort()
+    lengths = np.diff(starts, append=len(scores_T))
+    noise_P, text_P = counts_P2.T
+    noise, text = np.split(lengths, [int(noise_P.sum())])
     # Spans of the text, each followed by a span of noise, which is empty in pieces without noise.
+    has_noise = np.repeat(noise_P > 0, text_P)
     pairs = np.zeros((len(text), 2), np.int64)
     pairs[:, 0] = text
-    has_noise = np.repeat(counts_P2[:, 0] > 0, counts_P2[:, 1])
     pairs[has_noise, 1] = noise
     stops = np.cumsum(pairs).reshape(pairs.shape)
-    return (
-        Runs(stops[has_noise, 0], noise, counts_P2[:, 0]),
-        Runs(stops[:, 0] - text, text, counts_P2[:, 1]),
-    )
+    return Runs(stops[has_noise, 0], noise, noise_P), Runs(stops[:, 0] - text, text, text_P)
+
+
+def _lowest(
+    scores_T: np.ndarray, sizes_G: np.ndarray, counts_G: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Chooses the counts_G tokens with the lowest scores in each group, except its first token.
+
+    Of equal scores the first is chosen. scores_T: uint32, the tokens of all groups, back to back.
+    counts_G: below the sizes_G; no token is chosen if it is 0 or less.
+    Returns the group of each chosen token, ascending, and its place in the group, int64 both.
+    """
+    # Only tokens whose score is below a limit are sorted. The limit of a group lets about twice as
+    # many tokens pass as are needed; if it lets too few pass, then all tokens of the group do.
+    wanted_G = np.maximum(counts_G, 0)
+    first_G = np.cumsum(sizes_G) - sizes_G
+    passing_G = wanted_G + 4 * np.sqrt(wanted_G) + 4
+    share_G = np.where(wanted_G > 0, passing_G / np.maximum(sizes_G, 1), 0)
+    limits_G = (np.minimum(share_G, 1) * (2**32 - 1)).astype(np.uint32)
+    while True:
+        below_T = scores_T <= np.repeat(limits_G, sizes_G)
+        below_T[first_G[sizes_G > 0]] = False
+        tokens = np.flatnonzero(below_T)
+        edges_G = np.searchsorted(tokens, np.append(first_G, len(scores_T)))
+        numbers_G = np.diff(edges_G)
+        too_few_G = numbers_G < wanted_G
+        if not too_few_G.any():
+            break
+        limits_G[too_few_G] = 2**32 - 1
+
+    # Group, score and place in the group are packed into one word, in this order.
+    step = 2**16
+    groups_G = np.arange(len(sizes_G), dtype=np.uint64) % np.uint64(step) << np.uint64(48)
+    words = scores_T[tokens].astype(np.uint64)
+    words <<= np.uint64(16)
+    words += np.repeat(groups_G - first_G.astype(np.uint64), numbers_G)
+    words += tokens.astype(np.uint64)
+    for start in range(0, len(sizes_G), step):
+        words[edges_G[start] : edges_G[min(start + step, len(sizes_G))]].sort()
+
+    groups = np.repeat(np.arange(len(sizes_G)), wanted_G)
+    ranks = np.arange(len(groups))
+    ranks += (edges_G[:-1] - (np.cumsum(wanted_G) - wanted_G))[groups]
+    return groups, (words[ranks] & np.uint64(step - 1)).astype(np.int64)
 
 
 def replace(
-    tokens_T: np.ndarray, runs: Runs, sizes_P: np.ndarray, sentinels: np.ndarray
+    tokens_T: np.ndarray,
+    runs: Runs,
+    sizes_P: np.ndarray,
+    sentinels: np.ndarray,
+    *,
+    starts_P: np.ndarray | None = None,
+    end: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Replaces run n of each piece, counted from 0, with sentinels[n].
 
@@ -184,19 +213,33 @@ def replace(
     the text between the noise, these are the targets (nonnoise_span_to_unique_sentinel).
 
     sizes_P: piece sizes, all positive; a piece has at most len(sentinels) runs.
+    starts_P, end: ids to put before each piece and after it, if any.
     Returns the tokens of all pieces, int32, and the size of each piece, int64[P].
     """
     start, size, per_piece = runs
-    removed = np.cumsum(size - 1)  # tokens removed up to and including each run
-    places = start - removed + (size - 1)  # the indices of the sentinels in the result
-    total = len(tokens_T) - int(removed[-1]) if len(size) else len(tokens_T)
-    # Each token of the result is shifted by the tokens removed before it.
-    stretches = np.diff(places + 1, prepend=0, append=total)
-    source = np.repeat(np.concatenate([[0], removed]), stretches)
-    source += np.arange(total)
+    before, after = int(starts_P is not None), int(end is not None)
+    first_P = np.cumsum(per_piece) - per_piece
+    removed = np.zeros(len(size) + 1, np.int64)  # tokens removed before each run
+    np.cumsum(size - 1, out=removed[1:])
+    sizes_P = sizes_P - np.diff(removed[np.append(first_P, len(size))]) + before + after
+    stops_P = np.cumsum(sizes_P)
+    piece = np.repeat(np.arange(len(per_piece)), per_piece)
+    places = start - removed[:-1]  # the indices of the sentinels in the result
+    places += before
+    places += (before + after) * piece
+
+    # The source of each token of the result: it is one token after the source of the token before,
+    # unless that one is a sentinel, which stands for a run, or has been added.
+    steps = np.ones(int(sizes_P.sum()) + 1, np.int64)
+    steps[places + 1] = size
+    if before + after:
+        steps[stops_P - sizes_P + before] = 1 - before - after
+    steps[before : before + 1] = -before
+    source = np.cumsum(steps[:-1])
     result = tokens_T.take(source, mode="clip").astype(np.int32, copy=False)
-    number = np.arange(len(size)) - np.repeat(np.cumsum(per_piece) - per_piece, per_piece)
-    result[places] = sentinels[number]
-    edges = np.concatenate([[0], np.cumsum(per_piece)])
-    removed_P = np.diff(np.concatenate([[0], removed])[edges])
-    return result, sizes_P - removed_P
+    result[places] = sentinels[np.arange(len(size)) - first_P[piece]]
+    if starts_P is not None:
+        result[stops_P - sizes_P] = starts_P
+    if end is not None:
+        result[stops_P - 1] = end
+    return result, sizes_P
