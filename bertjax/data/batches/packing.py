@@ -28,6 +28,7 @@ from bertjax.data.batches.rng import RowRandom
 Batch = dict[str, np.ndarray]
 
 _TOKENS_A_SLOT = 8  # one slot per 8 tokens: if pieces are shorter on average, rows cannot be filled
+_LONG_PIECE = 128  # if pieces have this many tokens on average, slices of the text are copied
 _MAX_COSTS = 2048  # `best_fit` is fast for up to this many distinct costs
 
 
@@ -296,15 +297,20 @@ def assemble(window: Window, table: np.ndarray, width: int, pad: int) -> Batch:
     pad: the id that fills a row after its last piece.
     """
     sizes_BK = table["size"]
-    real_BK = sizes_BK > 0
-    sizes_P = sizes_BK[real_BK]
-    shift_P = table["start"][real_BK] - (np.cumsum(sizes_P) - sizes_P)
-    source_T = np.repeat(shift_P, sizes_P)
-    source_T += np.arange(len(source_T))
+    used_BK = layout.used(sizes_BK)
+    real_BK = used_BK > 0
+    sizes_P = used_BK[real_BK]
+    starts_P = table["start"][:, : used_BK.shape[1]][real_BK]
+    if sizes_P.sum() >= _LONG_PIECE * len(sizes_P) > 0:
+        ranges = zip(starts_P.tolist(), (starts_P + sizes_P).tolist(), strict=True)
+        tokens_T = np.concatenate([window.tokens[start:stop] for start, stop in ranges])
+    else:
+        source_T = np.repeat(starts_P - (np.cumsum(sizes_P) - sizes_P), sizes_P)
+        source_T += np.arange(len(source_T))
+        # NOTE: "clip" saves a check of the bounds; all indices are within them.
+        tokens_T = window.tokens.take(source_T, mode="clip")
     ids_BW = np.full((len(table), width), pad, np.int32)
-    # NOTE: "clip" saves a check of the bounds; all indices are within them.
-    tokens_T = window.tokens.take(source_T, mode="clip").astype(np.int32)
-    ids_BW[layout.filled(sizes_BK, width)] = tokens_T
+    ids_BW[layout.filled(used_BK, width)] = tokens_T.astype(np.int32)
     return {"input_ids": ids_BW, "piece_sizes": sizes_BK}
 
 

@@ -84,7 +84,7 @@ def counts(
 
     density, mean_length: the fields of `Noise`, numbers or arrays that broadcast to `sizes`.
     """
-    tokens = np.clip(np.rint(sizes * density).astype(np.int64), 1, np.maximum(1, sizes))
+    tokens = np.maximum(np.rint(sizes * density).astype(np.int64), 1)
     tokens = np.minimum(tokens, np.maximum(sizes - 1, 0))
     spans = np.maximum(np.rint(tokens / mean_length).astype(np.int64), 1)
     spans = np.minimum(np.minimum(spans, sizes - tokens), max_spans)
@@ -134,16 +134,18 @@ def noise_runs(
     real_BK = sizes_BK > 0
     sizes_P2 = np.stack([noise_BK[real_BK], (sizes_BK - noise_BK)[real_BK]], axis=1)
     counts_P2 = np.minimum(spans_BK[real_BK][:, None], sizes_P2)
-    width = int(sizes_BK.sum(axis=1).max(initial=0))
-    scores_T = rng.bits("spans/score", width)[layout.filled(sizes_BK, width)]
-    groups, later = _lowest(scores_T, sizes_P2.ravel(), counts_P2.ravel() - 1)
+    # Rows whose pieces all have one span need no scores.
+    random_B = (spans_BK > 1).any(axis=1)
+    random_P = np.repeat(random_B, real_BK.sum(axis=1))
+    scores_T = _scores(sizes_BK[random_B], RowRandom(rng.keys[random_B]))
+    groups, later = _lowest(scores_T, sizes_P2[random_P].ravel(), counts_P2[random_P].ravel() - 1)
 
     # Where each group starts if all groups of noise come first and then all groups of text.
-    first_2P = (np.cumsum(sizes_P2.T) - sizes_P2.T.ravel()).reshape(2, -1)
-    later += first_2P.T.ravel()[groups]
-    starts = np.concatenate([first_2P[counts_P2.T > 0], later])
+    first_P2 = (np.cumsum(sizes_P2.T) - sizes_P2.T.ravel()).reshape(2, -1).T
+    later += first_P2[random_P].ravel()[groups]
+    starts = np.concatenate([first_P2[counts_P2 > 0], later]).astype(np.int32)
     starts.sort()
-    lengths = np.diff(starts, append=len(scores_T))
+    lengths = np.diff(starts, append=np.int32(sizes_P2.sum()))
     noise_P, text_P = counts_P2.T
     noise, text = np.split(lengths, [int(noise_P.sum())])
     # Spans of the text, each followed by a span of noise, which is empty in pieces without noise.
@@ -153,6 +155,12 @@ def noise_runs(
     pairs[has_noise, 1] = noise
     stops = np.cumsum(pairs).reshape(pairs.shape)
     return Runs(stops[has_noise, 0], noise, noise_P), Runs(stops[:, 0] - text, text, text_P)
+
+
+def _scores(sizes_BK: np.ndarray, rng: RowRandom) -> np.ndarray:
+    """Returns uint32[T]: a random score for each token of the pieces of B rows."""
+    width = int(sizes_BK.sum(axis=1).max(initial=0))
+    return rng.bits("spans/score", width)[layout.filled(sizes_BK, width)]
 
 
 def _lowest(
@@ -168,7 +176,7 @@ def _lowest(
     # many tokens pass as are needed; if it lets too few pass, then all tokens of the group do.
     wanted_G = np.maximum(counts_G, 0)
     first_G = np.cumsum(sizes_G) - sizes_G
-    passing_G = wanted_G + 4 * np.sqrt(wanted_G) + 4
+    passing_G = wanted_G + 3 * np.sqrt(wanted_G) + 4
     share_G = np.where(wanted_G > 0, passing_G / np.maximum(sizes_G, 1), 0)
     limits_G = (np.minimum(share_G, 1) * (2**32 - 1)).astype(np.uint32)
     while True:
@@ -236,7 +244,9 @@ def replace(
         steps[stops_P - sizes_P + before] = 1 - before - after
     steps[before : before + 1] = -before
     source = np.cumsum(steps[:-1])
-    result = tokens_T.take(source, mode="clip").astype(np.int32, copy=False)
+    # NOTE: "wrap" saves a check of the bounds. Only tokens that are overwritten below have a source
+    # out of bounds.
+    result = tokens_T.take(source, mode="wrap").astype(np.int32, copy=False)
     result[places] = sentinels[np.arange(len(size)) - first_P[piece]]
     if starts_P is not None:
         result[stops_P - sizes_P] = starts_P

@@ -114,6 +114,41 @@ def test_noise_mask_of_32_tokens():
         assert not mask[0] and mask[-1]
 
 
+@pytest.mark.parametrize("kind", ["random", "equal", "high"])
+def test_spans_start_at_the_lowest_scores(kind, monkeypatch):
+    # Equal and high scores are improbable, so that fewer tokens than expected are below a limit.
+    sizes = np.array([[60, 3, 41], [100, 1, 0], [2, 0, 0], [25, 75, 4]])
+    noise = np.array([[30, 1, 6], [90, 0, 0], [1, 0, 0], [5, 30, 2]])
+    number = np.array([[9, 1, 2], [10, 1, 0], [1, 0, 0], [4, 30, 2]])
+    scores = random(4).bits("spans/score", 104)
+    if kind == "equal":
+        scores = np.full_like(scores, 2**32 - 1)
+    if kind == "high":
+        scores |= np.uint32(0xFFFFFF00)
+
+    def bits(rows, stream, n):
+        assert stream == "spans/score"
+        return np.stack([scores[random(4).keys.tolist().index(key), :n] for key in rows.keys])
+
+    monkeypatch.setattr(rng.RowRandom, "bits", bits)
+    found = noise_mask(sizes, noise, number, random(4)).tolist()
+    for row in range(4):
+        column = 0
+        for size, hidden, spans_of_piece in zip(sizes[row], noise[row], number[row], strict=True):
+            lengths = []
+            for tokens in (hidden, size - hidden):
+                later = range(column + 1, column + tokens)
+                chosen = sorted(later, key=lambda place: (scores[row, place], place))
+                starts = sorted([column, *chosen[: spans_of_piece - 1]])
+                lengths.append(np.diff([*starts, column + tokens]))
+                column += tokens
+            expected = []
+            for noise_length, text_length in zip(*lengths, strict=True):
+                expected += [False] * text_length + [True] * noise_length
+            piece, found = found[:size], found[size:]
+            assert piece == expected
+
+
 def test_average_density():
     for epoch in range(3):
         found = masks([16, 17, 18] * 200, spans.Noise(0.15, 3.0), epoch)
@@ -174,6 +209,23 @@ def test_denoise_of_the_reference():
     targets, _ = targets_of(*text)
     assert inputs.tolist() == [3, 2, 20, 4, 3, 2, 8, 13, 25, 3, 2, 23, 7, 19, 24]
     assert targets.tolist() == [25, 2, 24, 22, 3, 2, 7, 2]
+
+
+def test_ids_around_the_pieces():
+    tokens, mask = np.arange(10, 19), np.array([0, 0, 1, 1, 0, 1, 1, 0, 0], bool)
+    sizes = np.array([4, 2, 3])
+    for runs_found in (runs_of(mask, sizes), runs_of(~mask, sizes)):
+        plain, plain_sizes = spans.replace(tokens, runs_found, sizes, SENTINELS)
+        pieces = np.split(plain, np.cumsum(plain_sizes)[:-1])
+        for starts, end in ((np.array([5, 6, 7]), None), (None, 1), (np.array([5, 6, 7]), 1)):
+            found, found_sizes = spans.replace(
+                tokens, runs_found, sizes, SENTINELS, starts_P=starts, end=end
+            )
+            fronts = [[]] * 3 if starts is None else [[start] for start in starts]
+            back = [] if end is None else [end]
+            expected = [[*a, *piece, *back] for a, piece in zip(fronts, pieces, strict=True)]
+            assert found.tolist() == np.concatenate(expected).tolist()
+            assert found_sizes.tolist() == [len(piece) for piece in expected]
 
 
 def test_denoise_without_noise():
