@@ -140,8 +140,8 @@ class Corruption:
 
         rng: the random numbers for the rows of the batch.
         """
+        inputs, targets = self.split(batch, rng, input_end=self.end)
         real_BK = layout.used(batch["piece_sizes"]) > 0
-        inputs, targets = self.split(batch, real_BK, rng, input_end=self.end)
         return layout.encoder_decoder(
             (inputs[0], layout.in_slots(inputs[1], real_BK)),
             (targets[0], layout.in_slots(targets[1], real_BK)),
@@ -151,19 +151,15 @@ class Corruption:
         )
 
     def split(
-        self,
-        batch: packing.Batch,
-        real_BK: np.ndarray,
-        rng: RowRandom,
-        *,
-        input_end: int | None,
+        self, batch: packing.Batch, rng: RowRandom, *, input_end: int | None = None
     ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
         """Returns the inputs and the targets of all pieces: (tokens, sizes int64[P]) of each.
 
-        The targets end with `end`, and the inputs with `input_end`, if any. real_BK: bool, true in
-        the P slots with a piece. Other arguments as in `corrupt`.
+        The targets end with `end`, and the inputs with `input_end`, if any. Other arguments as in
+        `corrupt`.
         """
-        tokens, sizes_BK = layout.pieces_of(batch), batch["piece_sizes"][:, : real_BK.shape[1]]
+        tokens, sizes_BK = layout.pieces_of(batch), layout.used(batch["piece_sizes"])
+        real_BK = sizes_BK > 0
         kinds = zip(*((noise.density, noise.mean_length) for noise in self.noises), strict=True)
         density_B1, mean_B1 = (np.take(kind, batch["noise"])[:, None] for kind in kinds)
         counts_BK, spans_BK = spans.counts(sizes_BK, density_B1, mean_B1, len(self.sentinels))
@@ -216,10 +212,8 @@ class PrefixCorruption(Corruption):
 
         rng: the random numbers for the rows of the batch.
         """
+        (inputs, input_sizes), (targets, target_sizes) = self.split(batch, rng)
         real_BK = layout.used(batch["piece_sizes"]) > 0
-        (inputs, input_sizes), (targets, target_sizes) = self.split(
-            batch, real_BK, rng, input_end=None
-        )
         is_plain = np.isinf([noise.mean_length for noise in self.noises])[batch["noise"]]
         is_plain_P = np.repeat(is_plain, real_BK.sum(axis=1))
         # A plain piece has a sentinel at the end of its inputs, if it has noise, and at the start
