@@ -172,8 +172,8 @@ def _lowest(
     counts_G: below the sizes_G; no token is chosen if it is 0 or less.
     Returns the group of each chosen token, ascending, and its place in the group, int64 both.
     """
-    # Only tokens whose score is below a limit are sorted. The limit of a group lets about twice as
-    # many tokens pass as are needed; if it lets too few pass, then all tokens of the group do.
+    # Only tokens whose score is below a limit are sorted. The limit of a group lets somewhat
+    # more tokens pass than are needed; if it lets too few pass, then all tokens of the group do.
     wanted_G = np.maximum(counts_G, 0)
     first_G = np.cumsum(sizes_G) - sizes_G
     passing_G = wanted_G + 3 * np.sqrt(wanted_G) + 4
