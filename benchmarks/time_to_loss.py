@@ -1,13 +1,14 @@
 """Trains one BERT with transformers and with bertjax: held-out loss over time, in a plot.
 
     python -m benchmarks.time_to_loss --input=openstax.jsonl --input=novels.jsonl \\
-        --output=time_to_loss/ [--minutes=20] [--cores=0,1] [--races=transformers+best]
+        --output=time_to_loss/ [--minutes=20] [--cores=0,1] [--races=transformers+best] \\
+        [--torch_python=PYTHON]
 
 The contenders have the same text, tokens, WordPieces, model and time:
 
 transformers   BertForMaskedLM in a loop of its own (without Trainer, which needs accelerate) with
                DataCollatorForLanguageModeling on full rows, bfloat16 autocast and fused AdamW;
-               --compile adds torch.compile
+               --compile adds torch.compile; --torch_python is the Python that has PyTorch
 same           `bertjax pretrain` with the same recipe, so the difference is speed
 best           `bertjax pretrain` with the best recipe found; both are in time_to_loss_config.py
 
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--cores", default="0,1", help="cores, one for each contender of a race")
     parser.add_argument("--races", default=RACES, help="contenders that run at the same time")
     parser.add_argument("--compile", action="store_true", help="torch.compile for transformers")
+    parser.add_argument("--torch_python", default=sys.executable, help="Python with PyTorch")
     parser.add_argument("--timed_steps", type=int, default=TIMED_STEPS)
     flags = parser.parse_args()
     output = pathlib.Path(flags.output).resolve()
@@ -98,16 +100,16 @@ def bertjax(*words: str) -> None:
 
 
 def command(
-    name: str, output: pathlib.Path, folder: pathlib.Path, steps: Sequence[int], every: int,
-    *, compiled: bool,
+    name: str, output: pathlib.Path, folder: pathlib.Path, steps: int, every: int,
+    flags: argparse.Namespace,
 ) -> list[str]:  # fmt: skip
     """Returns the command that trains a contender; it saves `folder`/checkpoints/STEP."""
     if name == "transformers":
         words = [f"--rows={output / 'rows.npy'}", f"--tokenizer={output / 'tokenizer'}",
-                 f"--output={folder}", f"--num_steps={sum(steps)}", f"--every={every}",
-                 *["--compile"] * compiled]  # fmt: skip
-        return [sys.executable, "-m", "benchmarks.time_to_loss_torch", *words]
-    config = ",".join([f"{configs.__file__}:{CONTENDERS[name][0]}", *map(str, steps)])
+                 f"--output={folder}", f"--num_steps={steps}", f"--every={every}",
+                 *["--compile"] * flags.compile]  # fmt: skip
+        return [flags.torch_python, "-m", "benchmarks.time_to_loss_torch", *words]
+    config = f"{configs.__file__}:{CONTENDERS[name][0]},{steps}"
     return [sys.executable, "-m", "bertjax", "pretrain", f"--config={config}",
             f"--workdir={folder}", f"--config.data.path={output / 'prepared'}",
             *(f"--config.checkpoint.{key}={every}" for key in ("every", "keep_every"))]  # fmt: skip
@@ -183,16 +185,17 @@ def run_race(
         timings = measure(output, cores, flags)
         processes = {}
         for name, core in cores.items():
-            steps = steps_for(name, timings[name], 60 * flags.minutes)
-            every = max(1, sum(steps) // POINTS)
+            steps = steps_for(timings[name], 60 * flags.minutes)
+            every = max(1, steps // POINTS)
             print(f"race {number}: {name} on core {core}, {steps} steps", flush=True)
-            words = command(name, output, folders[name], steps, every, compiled=flags.compile)
+            words = command(name, output, folders[name], steps, every, flags)
             processes[name] = Process(words, folders[name], core), steps
         run_all([process for process, _ in processes.values()])
         for name, (process, steps) in processes.items():
             result = {
                 "race": number, "contender": name, "core": process.core, "steps": steps,
-                "tokens": tokens(name, steps), **timings[name], "points": process.points,
+                "tokens": steps * configs.tokens(CONTENDERS[name][0]), **timings[name],
+                "points": process.points,
             }  # fmt: skip
             files[name].write_text(json.dumps(result, indent=1))
     return [json.loads(file.read_text()) for file in files.values()]
@@ -203,16 +206,14 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     """Returns `timing` of each contender; those that have none yet are timed at the same time.
 
-    Each phase has twice --timed_steps steps; the first half includes compilation. The last phase
-    has one step more, which includes the evaluation at the end of a run.
+    They run for twice --timed_steps steps, of which the first half includes compilation, and one
+    more, which includes the evaluation at the end of a run.
     """
     files = {name: output / f"timing-{name}.json" for name in cores}
     processes = {}
     for name in [name for name, file in files.items() if not file.exists()]:
-        steps = [2 * flags.timed_steps] * len(configs.PHASES[CONTENDERS[name][0]])
-        steps[-1] += 1
-        folder = output / f"timing-{name}"
-        words = command(name, output, folder, steps, flags.timed_steps, compiled=flags.compile)
+        folder, every = output / f"timing-{name}", flags.timed_steps
+        words = command(name, output, folder, 2 * every + 1, every, flags)
         processes[name] = Process(words, folder, cores[name])
     run_all(list(processes.values()))
     for name, process in processes.items():
@@ -220,33 +221,20 @@ def measure(
     return {name: json.loads(file.read_text()) for name, file in files.items()}
 
 
-def timing(points: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Returns "seconds" of a step of each phase, and "startup", what was not spent in steps.
+def timing(points: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Returns "seconds" of a step, and "startup", what was not spent in steps.
 
-    points: one in the middle and one at the end of each phase, and one at the end of the run.
+    points: one in the middle of the steps, one at their end, and one at the end of the run.
     """
-    *cpu, total = [point["cpu"] for point in points]
-    count = points[0]["step"]
-    seconds = [(b - a) / count for a, b in zip(cpu[::2], cpu[1::2], strict=True)]
-    return {"startup": total - 2 * count * sum(seconds), "seconds": seconds}
+    middle, end, total = points
+    seconds = (end["cpu"] - middle["cpu"]) / (end["step"] - middle["step"])
+    return {"startup": total["cpu"] - end["step"] * seconds, "seconds": seconds}
 
 
-def steps_for(name: str, timing: dict[str, Any], budget: float) -> list[int]:
-    """Returns the number of steps of each phase that fit into `budget` seconds."""
-    phases = configs.PHASES[CONTENDERS[name][0]]
+def steps_for(timing: dict[str, float], budget: float) -> int:
+    """Returns the number of steps that fit into `budget` seconds."""
     left = max(budget - timing["startup"], 0.1 * budget)
-    pairs = zip(phases, timing["seconds"], strict=True)
-    return [max(POINTS, round(share * left / seconds)) for (share, _), seconds in pairs]
-
-
-def tokens(name: str, steps: Sequence[int]) -> int:
-    """Returns the number of tokens, with special ones and padding, that a run trains on."""
-    recipe = CONTENDERS[name][0]
-    total, size, length = 0, configs.SAME["batch_size"], configs.LENGTH
-    for count, (_, keys) in zip(steps, configs.PHASES[recipe], strict=True):
-        size, length = keys.get("batch_size", size), keys.get("data.length", length)
-        total += count * size * length
-    return total
+    return max(POINTS, round(left / timing["seconds"]))
 
 
 def score_all(output: pathlib.Path, runs: Sequence[dict[str, Any]]) -> None:
@@ -290,7 +278,7 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     for run in runs:
         last = run["points"][-1]
         cells = [CONTENDERS[run["contender"]][1], str(run["core"]),
-                 " + ".join(map(str, run["steps"])), f"{run['tokens'] / 1e6:.2f}M",
+                 f"{run['steps']:,}", f"{run['tokens'] / 1e6:.2f}M",
                  f"{run['tokens'] / last['cpu']:,.0f}", f"{last['cpu'] / 60:.1f}",
                  f"{last['wall'] / 60:.1f}", f"{last['loss']:.3f}"]  # fmt: skip
         seconds = reached(run["points"], goal["loss"]) if goal else None

@@ -14,36 +14,30 @@ from tests.helpers import corpora
 
 @pytest.fixture(scope="module")
 def loaded():
-    """{recipe: config}, each phase with 40 steps."""
-    counts = {name: ["40"] * len(phases) for name, phases in configs.PHASES.items()}
+    """{recipe: config of 40 steps}."""
     file = f"{corpora.ROOT}/benchmarks/time_to_loss_config.py"
-    return {n: config_lib.load(f"{file}:{','.join([n, *steps])}") for n, steps in counts.items()}
+    return {name: config_lib.load(f"{file}:{name},40") for name in ("same", "best")}
 
 
-def test_both_recipes_train_the_same_parameters(loaded):
+def test_both_recipes_train_the_same_parameters_on_rows_of_one_length(loaded):
     shapes = [
         plugins.abstract_params(plugins.model(config.family, config.model))
         for config in loaded.values()
     ]
     assert shapes[0] == shapes[1]
-    assert all(phases[-1][1].get("data.length", 128) == 128 for phases in configs.PHASES.values())
+    assert {config.data.length for config in loaded.values()} == {configs.LENGTH}
 
 
-def test_shares_of_time_become_steps():
-    points = [{"step": 10 * i, "cpu": cpu} for i, cpu in enumerate((15, 20, 40, 50, 57), 1)]
+def test_the_time_of_a_step_gives_the_number_of_steps():
+    points = [{"step": step, "cpu": cpu} for step, cpu in ((10, 15.0), (20, 20.0), (21, 22.0))]
     timing = benchmark.timing(points)
-    assert timing == {"startup": pytest.approx(57 - 20 * (0.5 + 1)), "seconds": [0.5, 1]}
-    steps = benchmark.steps_for("best", timing, 1000)
-    spent = np.array(steps) * timing["seconds"]
-    shares = [share for share, _ in configs.PHASES["best"]]
-    np.testing.assert_allclose(spent, np.multiply(shares, 1000 - timing["startup"]), atol=1)
+    assert timing == {"startup": 12.0, "seconds": 0.5}
+    assert benchmark.steps_for(timing, 1000) == 2 * (1000 - 12)
 
 
-def test_tokens_of_a_run():
-    first = configs.PHASES["best"][0][1]
-    a_step = first["data.length"] * first["batch_size"]
-    assert benchmark.tokens("best", [10, 0]) == 10 * a_step
-    assert benchmark.tokens("same", [10]) == 10 * configs.SAME["batch_size"] * configs.LENGTH
+def test_tokens_of_a_step(loaded):
+    for name, config in loaded.items():
+        assert configs.tokens(name) == config.batch_size * config.data.length
 
 
 def test_the_time_to_a_loss_lies_between_two_points():
@@ -56,7 +50,7 @@ def test_the_time_to_a_loss_lies_between_two_points():
 def test_the_table_compares_with_the_final_loss_of_transformers():
     def run(contender, losses):
         points = [{"step": s, "cpu": 60.0 * s, "wall": 90.0 * s, "loss": v} for s, v in losses]
-        return {"race": 1, "contender": contender, "core": 0, "steps": [2], "tokens": 1e6,
+        return {"race": 1, "contender": contender, "core": 0, "steps": 2, "tokens": 1e6,
                 "points": points}  # fmt: skip
 
     text = benchmark.table([
