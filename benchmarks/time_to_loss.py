@@ -10,7 +10,8 @@ transformers   BertForMaskedLM in a loop of its own (without Trainer, which need
                DataCollatorForLanguageModeling on full rows, bfloat16 autocast and fused AdamW;
                --compile adds torch.compile; --torch_python is the Python that has PyTorch
 same           `bertjax pretrain` with the same recipe, so the difference is speed
-best           `bertjax pretrain` with the best recipe found; both are in time_to_loss_config.py
+best           `bertjax pretrain` with the best recipe found; all are in time_to_loss_config.py
+modern         the same for a ModernBERT with as many parameters
 
 The contenders of a race run at the same time, each on a core of its own with one thread: the first
 one on the first of --cores. In the second race of the default, transformers has the other core,
@@ -48,9 +49,10 @@ CONTENDERS = {
     "transformers": ("same", "transformers", plot.GREY),
     "same": ("same", "bertjax, the same recipe", plot.TRAIN),
     "best": ("best", "bertjax, its best recipe", plot.HELDOUT),
+    "modern": ("modern", "bertjax, ModernBERT", "#2a9d8f"),
 }  # {name: (recipe, label, colour)}
 RACES = "transformers+best,same+transformers"
-POINTS, TIMED_STEPS, SAMPLES = 10, 20, 128
+POINTS, TIMED_STEPS, SAMPLES = 10, 20, 512
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -100,16 +102,16 @@ def bertjax(*words: str) -> None:
 
 
 def command(
-    name: str, output: pathlib.Path, folder: pathlib.Path, steps: int, every: int,
+    name: str, output: pathlib.Path, folder: pathlib.Path, steps: Sequence[int], every: int,
     flags: argparse.Namespace,
 ) -> list[str]:  # fmt: skip
     """Returns the command that trains a contender; it saves `folder`/checkpoints/STEP."""
     if name == "transformers":
         words = [f"--rows={output / 'rows.npy'}", f"--tokenizer={output / 'tokenizer'}",
-                 f"--output={folder}", f"--num_steps={steps}", f"--every={every}",
+                 f"--output={folder}", f"--num_steps={sum(steps)}", f"--every={every}",
                  *["--compile"] * flags.compile]  # fmt: skip
         return [flags.torch_python, "-m", "benchmarks.time_to_loss_torch", *words]
-    config = f"{configs.__file__}:{CONTENDERS[name][0]},{steps}"
+    config = ",".join([f"{configs.__file__}:{CONTENDERS[name][0]}", *map(str, steps)])
     return [sys.executable, "-m", "bertjax", "pretrain", f"--config={config}",
             f"--workdir={folder}", f"--config.data.path={output / 'prepared'}",
             *(f"--config.checkpoint.{key}={every}" for key in ("every", "keep_every"))]  # fmt: skip
@@ -185,8 +187,8 @@ def run_race(
         timings = measure(output, cores, flags)
         processes = {}
         for name, core in cores.items():
-            steps = steps_for(timings[name], 60 * flags.minutes)
-            every = max(1, steps // POINTS)
+            steps = steps_for(name, timings[name], 60 * flags.minutes)
+            every = max(1, sum(steps) // POINTS)
             print(f"race {number}: {name} on core {core}, {steps} steps", flush=True)
             words = command(name, output, folders[name], steps, every, flags)
             processes[name] = Process(words, folders[name], core), steps
@@ -194,8 +196,7 @@ def run_race(
         for name, (process, steps) in processes.items():
             result = {
                 "race": number, "contender": name, "core": process.core, "steps": steps,
-                "tokens": steps * configs.tokens(CONTENDERS[name][0]), **timings[name],
-                "points": process.points,
+                "tokens": tokens(name, steps), **timings[name], "points": process.points,
             }  # fmt: skip
             files[name].write_text(json.dumps(result, indent=1))
     return [json.loads(file.read_text()) for file in files.values()]
@@ -206,14 +207,16 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     """Returns `timing` of each contender; those that have none yet are timed at the same time.
 
-    They run for twice --timed_steps steps, of which the first half includes compilation, and one
-    more, which includes the evaluation at the end of a run.
+    Each phase has twice --timed_steps steps; the first half includes compilation. The last phase
+    has one step more, which includes the evaluation at the end of a run.
     """
     files = {name: output / f"timing-{name}.json" for name in cores}
     processes = {}
     for name in [name for name, file in files.items() if not file.exists()]:
-        folder, every = output / f"timing-{name}", flags.timed_steps
-        words = command(name, output, folder, 2 * every + 1, every, flags)
+        steps = [2 * flags.timed_steps] * len(configs.PHASES[CONTENDERS[name][0]])
+        steps[-1] += 1
+        folder = output / f"timing-{name}"
+        words = command(name, output, folder, steps, flags.timed_steps, flags)
         processes[name] = Process(words, folder, cores[name])
     run_all(list(processes.values()))
     for name, process in processes.items():
@@ -221,20 +224,33 @@ def measure(
     return {name: json.loads(file.read_text()) for name, file in files.items()}
 
 
-def timing(points: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Returns "seconds" of a step, and "startup", what was not spent in steps.
+def timing(points: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Returns "seconds" of a step of each phase, and "startup", what was not spent in steps.
 
-    points: one in the middle of the steps, one at their end, and one at the end of the run.
+    points: one in the middle and one at the end of each phase, and one at the end of the run.
     """
-    middle, end, total = points
-    seconds = (end["cpu"] - middle["cpu"]) / (end["step"] - middle["step"])
-    return {"startup": total["cpu"] - end["step"] * seconds, "seconds": seconds}
+    *cpu, total = [point["cpu"] for point in points]
+    count = points[0]["step"]
+    seconds = [(b - a) / count for a, b in zip(cpu[::2], cpu[1::2], strict=True)]
+    return {"startup": total - 2 * count * sum(seconds), "seconds": seconds}
 
 
-def steps_for(timing: dict[str, float], budget: float) -> int:
-    """Returns the number of steps that fit into `budget` seconds."""
+def steps_for(name: str, timing: dict[str, Any], budget: float) -> list[int]:
+    """Returns the number of steps of each phase that fit into `budget` seconds."""
+    phases = configs.PHASES[CONTENDERS[name][0]]
     left = max(budget - timing["startup"], 0.1 * budget)
-    return max(POINTS, round(left / timing["seconds"]))
+    pairs = zip(phases, timing["seconds"], strict=True)
+    return [max(POINTS, round(share * left / seconds)) for (share, _), seconds in pairs]
+
+
+def tokens(name: str, steps: Sequence[int]) -> int:
+    """Returns the number of tokens, with special ones and padding, that a run trains on."""
+    recipe = CONTENDERS[name][0]
+    total, size, length = 0, configs.SAME["batch_size"], configs.LENGTH
+    for count, (_, keys) in zip(steps, configs.PHASES[recipe], strict=True):
+        size, length = keys.get("batch_size", size), keys.get("data.length", length)
+        total += count * size * length
+    return total
 
 
 def score_all(output: pathlib.Path, runs: Sequence[dict[str, Any]]) -> None:
@@ -278,7 +294,7 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     for run in runs:
         last = run["points"][-1]
         cells = [CONTENDERS[run["contender"]][1], str(run["core"]),
-                 f"{run['steps']:,}", f"{run['tokens'] / 1e6:.2f}M",
+                 " + ".join(map(str, run["steps"])), f"{run['tokens'] / 1e6:.2f}M",
                  f"{run['tokens'] / last['cpu']:,.0f}", f"{last['cpu'] / 60:.1f}",
                  f"{last['wall'] / 60:.1f}", f"{last['loss']:.3f}"]  # fmt: skip
         seconds = reached(run["points"], goal["loss"]) if goal else None

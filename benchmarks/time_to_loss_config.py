@@ -1,13 +1,18 @@
-"""Configs of benchmarks/time_to_loss.py: a BERT of 4 layers and width 256, trained by two recipes.
+"""Configs of benchmarks/time_to_loss.py: a BERT of 4 layers and width 256, and its recipes.
 
     bertjax pretrain --config=benchmarks/time_to_loss_config.py:same,1000 --workdir=run/ \\
         --config.data.path=prepared/
 
-The argument is the name of a recipe and its number of steps. "same" is the recipe that transformers
-is given, too; "best" changes it by BEST.
+The argument is the name of a recipe and the number of steps of each of its phases:
+
+    same,STEPS                 the recipe that transformers is given, too
+    best,STEPS,STEPS,STEPS     CHANGES and PHASES: Muon, 40% masks, first short rows, then long ones
+    modern,STEPS               a ModernBERT with as many parameters, see `modern`
 
 The tokenizer of the data must have at most 8,192 pieces.
 """
+
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -26,25 +31,54 @@ SAME = {
     "b1": 0.9, "b2": 0.999, "eps": 1e-6, "clip_norm": 1.0, "mask_rate": 0.15,
 }  # fmt: skip
 
-# What the recipe "best" changes. Of ten short runs (benchmarks/README.md) it was the best.
-BEST = {
-    "optimizer.name": "muon", "optimizer.learning_rate": 4e-3, "objective.mask_rate": 0.4,
-    "batch_size": 16, "model.dropout_rate": 0.0, "model.attention_dropout_rate": 0.0,
-}  # fmt: skip
+# {recipe: the keys that it changes}; benchmarks/README.md has the runs that chose them.
+MUON = {"optimizer.name": "muon", "optimizer.learning_rate": 4e-3}
+NO_DROPOUT = {"model.dropout_rate": 0.0, "model.attention_dropout_rate": 0.0}
+CHANGES: dict[str, dict[str, Any]] = {
+    "same": {},
+    "best": {**MUON, **NO_DROPOUT, "objective.mask_rate": 0.4},
+    "modern": {**MUON, "objective.mask_rate": 0.3},
+}
+
+# {recipe: the share of the time that each phase gets, and the keys that it changes}
+PHASES: dict[str, tuple[tuple[float, dict[str, Any]], ...]] = {
+    "same": ((1.0, {}),),
+    "best": (
+        (0.25, {"data.length": 32, "batch_size": 64}),
+        (0.2, {"data.length": 64, "batch_size": 32}),
+        (0.55, {"data.length": LENGTH, "batch_size": 16}),
+    ),
+    "modern": ((1.0, {"batch_size": 16}),),
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """Returns the config of a recipe and a number of steps; by default `same,1000`."""
-    name, _, steps = (arg or "same,1000").partition(",")
-    config = same(int(steps))
-    if name == "best":
-        config.update_from_flattened_dict(BEST)
+    """Returns the config for one of the arguments listed above; by default `same,1000`."""
+    name, *counts = (arg or "same,1000").split(",")
+    steps = [int(count) for count in counts]
+    config = modern(sum(steps)) if name == "modern" else same(sum(steps))
+    config.update_from_flattened_dict(CHANGES[name])
+    config.phases = tuple(
+        {"num_steps": count, **keys} for count, (_, keys) in zip(steps, PHASES[name], strict=True)
+    )
     return config
 
 
-def tokens(name: str) -> int:
-    """Returns the number of tokens of a step of a recipe, with special ones."""
-    return LENGTH * {**SAME, **(BEST if name == "best" else {})}["batch_size"]
+def modern(num_steps: int) -> ConfigDict:
+    """Returns the config of a ModernBERT with as many parameters, for rows of one text."""
+    config = config_lib.default("modernbert", "mini", "mlm")
+    config.model.update({
+        **{key: MODEL[key] for key in ("num_layers", "hidden_size", "num_heads", "vocab_size",
+                                       "max_length")},
+        "intermediate_size": 680, "global_every": 3, "local_window": 32,
+    })  # fmt: skip
+    base = same(num_steps)
+    for key in ("data", "objective", "optimizer", "eval"):
+        config[key].update(base[key])
+    for key in ("batch_size", "num_steps", "dtype", "log_every", "topology"):
+        config[key] = base[key]
+    config.phase2.num_steps = 0
+    return config
 
 
 def same(num_steps: int) -> ConfigDict:

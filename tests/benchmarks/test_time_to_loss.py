@@ -1,5 +1,6 @@
 """benchmarks/time_to_loss: its configs, rows, masks, and what it computes from the saved models."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -14,30 +15,43 @@ from tests.helpers import corpora
 
 @pytest.fixture(scope="module")
 def loaded():
-    """{recipe: config of 40 steps}."""
+    """{recipe: config}, each phase with 40 steps."""
+    counts = {name: ["40"] * len(phases) for name, phases in configs.PHASES.items()}
     file = f"{corpora.ROOT}/benchmarks/time_to_loss_config.py"
-    return {name: config_lib.load(f"{file}:{name},40") for name in ("same", "best")}
+    return {n: config_lib.load(f"{file}:{','.join([n, *steps])}") for n, steps in counts.items()}
 
 
-def test_both_recipes_train_the_same_parameters_on_rows_of_one_length(loaded):
+def test_all_recipes_train_the_same_number_of_parameters(loaded):
     shapes = [
         plugins.abstract_params(plugins.model(config.family, config.model))
         for config in loaded.values()
     ]
-    assert shapes[0] == shapes[1]
-    assert {config.data.length for config in loaded.values()} == {configs.LENGTH}
+    assert shapes[0] == shapes[1]  # the same model
+    sizes = [sum(leaf.size for leaf in jax.tree.leaves(shape)) for shape in shapes]
+    assert max(sizes) < 1.02 * min(sizes)
+    assert all(phases[-1][1].get("data.length", 128) == 128 for phases in configs.PHASES.values())
 
 
-def test_the_time_of_a_step_gives_the_number_of_steps():
-    points = [{"step": step, "cpu": cpu} for step, cpu in ((10, 15.0), (20, 20.0), (21, 22.0))]
+def test_shares_of_time_become_steps():
+    shares = [share for share, _ in configs.PHASES["best"]]
+    seconds = [0.5, 1.0, 2.0]
+    cpu = 15 + np.cumsum([*np.repeat(seconds, 2) * 10, 7])  # the middles, the ends, and the end
+    points = [{"step": 10 * i, "cpu": at} for i, at in enumerate(cpu.tolist(), 1)]
     timing = benchmark.timing(points)
-    assert timing == {"startup": 12.0, "seconds": 0.5}
-    assert benchmark.steps_for(timing, 1000) == 2 * (1000 - 12)
+    assert timing == {"startup": pytest.approx(22), "seconds": seconds}
+    steps = benchmark.steps_for("best", timing, 1000)
+    spent = np.array(steps) * timing["seconds"]
+    np.testing.assert_allclose(spent, np.multiply(shares, 1000 - timing["startup"]), atol=1)
 
 
-def test_tokens_of_a_step(loaded):
+def test_tokens_of_a_run(loaded):
     for name, config in loaded.items():
-        assert configs.tokens(name) == config.batch_size * config.data.length
+        steps = range(1, 1 + len(config.phases))
+        a_step = [
+            phase.get("batch_size", config.batch_size) * phase.get("data.length", configs.LENGTH)
+            for phase in config.phases
+        ]
+        assert benchmark.tokens(name, list(steps)) == np.dot(steps, a_step)
 
 
 def test_the_time_to_a_loss_lies_between_two_points():
@@ -50,7 +64,7 @@ def test_the_time_to_a_loss_lies_between_two_points():
 def test_the_table_compares_with_the_final_loss_of_transformers():
     def run(contender, losses):
         points = [{"step": s, "cpu": 60.0 * s, "wall": 90.0 * s, "loss": v} for s, v in losses]
-        return {"race": 1, "contender": contender, "core": 0, "steps": 2, "tokens": 1e6,
+        return {"race": 1, "contender": contender, "core": 0, "steps": [2], "tokens": 1e6,
                 "points": points}  # fmt: skip
 
     text = benchmark.table([
