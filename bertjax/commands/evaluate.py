@@ -199,7 +199,7 @@ def _few_shot(flags: argparse.Namespace) -> dict:
 def _blimp(flags: argparse.Namespace) -> dict:
     name, _, file = flags.task.partition(":")
     if name != "blimp" or not file:
-        raise errors.UserError(f"--task={flags.task}: must be blimp:FILE")
+        raise errors.UserError(f"--task={flags.task}: must be blimp:FILE; other files need --data")
     pairs = blimp.read(file, flags.max_pairs)
     with progress.stage(f"reading {flags.model}"):
         source = loading.load(flags.model)

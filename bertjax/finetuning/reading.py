@@ -141,6 +141,8 @@ def _examples(
             pool = examples["train"] + examples["dev"]
             labels = {label for example in pool for label in example.classes()}
             suffix = f" with {len(labels):,} label(s)" if labels else ""
+            if len(pool) > 1 and len({example.group() for example in pool} - {None}) == 1:
+                suffix += ", all about the same text"
             raise errors.UserError(
                 f"{config.data.train} cannot be split into train and dev: it has {len(pool):,} "
                 f"example(s){suffix}; give --dev=FILE"

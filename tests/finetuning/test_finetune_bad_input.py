@@ -62,6 +62,9 @@ def _squad(answer, start):
         ("classification", "tsv", {"train": "text\tlabel\tgroup\nA.\tx\t1\nB.\ty\t2\n"},
          "train.tsv: has the column 'group', but a split into train and dev does not keep groups "
          "together: give --dev=FILE"),
+        ("embeddings", "tsv", {"train": "anchor\tpositive\nA.\tB.\na.\tC.\n"},
+         "train.tsv cannot be split into train and dev: it has 2 example(s), all about the same "
+         "text; give --dev=FILE"),
         ("embeddings", "tsv", {"train": "anchor\tpositive\tnegative_ids\nA.\tB.\tC.\n"},
          "train.tsv:2: this task does not use the column 'negative_ids'; give negatives as texts"),
         ("ner", "conll", {"train": "the B-A\ncat O\nsat I-A\n"},
