@@ -286,6 +286,22 @@ def gathered(param: jax.Array, path: str) -> jax.Array:
     return _with_sharding(param, param_axes(path), ACTIVATION_RULES)
 
 
+def gather_tables(params: Any) -> Any:
+    """Gathers the vocabulary tables in a tree like the parameters; see `gathered`.
+
+    A loop over micro-batches that uses the result gathers them once. The other parameters stay
+    split.
+    """
+
+    def gather(path, leaf):
+        axes = param_axes(path_name(path))
+        return _with_sharding(leaf, axes, ACTIVATION_RULES) if "vocab" in axes else leaf
+
+    if jax.sharding.get_abstract_mesh().empty:
+        return params
+    return jax.tree_util.tree_map_with_path(gather, params)
+
+
 def constrain_params(params: Any) -> Any:
     """Constrains a tree like the parameters, such as the gradients, to the parameters' shardings.
 

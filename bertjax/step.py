@@ -176,6 +176,8 @@ def make_train_step(
             result = grad_fn(params, micro_batch, weights, jax.random.fold_in(rng, index), frozen)
             return jax.tree.map(jnp.add, total, result), None
 
+        # Otherwise libtpu gathers them in each micro-batch.
+        params, frozen = sharding.gather_tables((params, frozen))
         stacked = _micro_batches(batch, micro_batches)
         first_batch = jax.tree.map(lambda x: x[0], stacked)
         shapes = jax.eval_shape(grad_fn, params, first_batch, weights, rng, frozen)

@@ -124,7 +124,6 @@ def get_config(arg: str = "") -> ConfigDict:
 
     # Hardware
     config.micro_batch_size = 512
-    config.mesh = "data:-1"  # with fsdp, the word embedding is gathered for each part of the loss
     config.topology = "v5e-256"
 
     return config_lib.choose(config, arg)

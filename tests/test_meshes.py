@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bertjax import config as config_lib
@@ -202,6 +203,34 @@ def test_no_device_is_sent_logits(family, mesh, micro_batches):
     found = {shape for _, shape in moved if {rows, rows // 2} & set(shape)}
     assert ("all-gather", (rows // 2, width)) in moved
     assert found <= tables, moved
+
+
+def _equations(jaxpr):
+    """All equations of a jaxpr and of those inside it, each with the jaxpr that it stands in."""
+    for equation in jaxpr.eqns:
+        yield jaxpr, equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from _equations(inner)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_the_tables_are_gathered_before_the_loop_over_micro_batches(family):
+    # Read before it is compiled: the compiler for CPUs, but not libtpu, moves it out of the loop.
+    run = tiny_runs.Run(make_config(family, "", 4), (2, 2, 2, 1))
+    with jax.set_mesh(run.mesh):
+        batch = sharding.global_batch(run.mesh, ROWS, run.batch(0))
+        jaxpr = run.train_step.trace(run.first_state(), batch, run.frozen).jaxpr.jaxpr
+    ((outer, loop),) = [
+        (outer, one) for outer, one in _equations(jaxpr)
+        if one.primitive.name == "scan" and one.params["length"] == 4
+    ]  # fmt: skip
+    width = run.experiment.config.model.hidden_size
+    fixed = [
+        one.params["sharding"].spec for one in outer.eqns
+        if one.primitive.name == "sharding_constraint" and one.outvars[0] in loop.invars
+        and one.outvars[0].aval.shape == (run.vocab_rows, width)
+    ]  # fmt: skip
+    assert fixed == [PartitionSpec(("tensor",), None)]
 
 
 @pytest.mark.parametrize(

@@ -221,10 +221,13 @@ def test_what_is_kept_in_parts_is_whole_over_fsdp_where_it_is_used():
     tree = {"embeddings": {"word": {"embedding": table}}}
     assert sharding.gathered(table, path) is table
     assert sharding.constrain_params(tree) is tree
+    assert sharding.gather_tables(tree) is tree
     with jax.set_mesh(meshes.of(2, 2, 2)):
         used = jax.jit(lambda x: sharding.gathered(x, path))(table)
+        (found,) = jax.tree.leaves(jax.jit(sharding.gather_tables)(tree))
         kept = jax.tree.leaves(jax.jit(sharding.constrain_params)(tree))[0]
-    assert {shard.data.shape for shard in used.addressable_shards} == {(4, 4)}
+    for whole in (used, found):
+        assert {shard.data.shape for shard in whole.addressable_shards} == {(4, 4)}
     assert {shard.data.shape for shard in kept.addressable_shards} == {(4, 2)}
 
 

@@ -11,6 +11,7 @@ transfers between slices, which are pairs of a send and a receive. A transfer of
 counted as an all-reduce over the mesh axis `slice`.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -19,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bertjax.planning import hlo
+from bertjax.planning import hlo, replica_groups
 
 COLLECTIVES = (
     "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute",
@@ -41,7 +42,7 @@ class Collective:
 
     kind: one of COLLECTIVES. group: the number of devices in a group. axes: the mesh axes that the
     group spans. bytes: the size of the array on a device in one run: of the result for all-gather,
-    of the operand for the other collectives.
+    of the operand for the other collectives. hbm_bytes: the HBM traffic of all runs together.
     """
 
     kind: str
@@ -49,6 +50,7 @@ class Collective:
     axes: tuple[str, ...]
     bytes: int
     count: int = 1
+    hbm_bytes: int = 0
 
     @property
     def sent_bytes(self) -> int:
@@ -64,6 +66,11 @@ class Collective:
         rounds = 2 if self.kind == "all-reduce" else 1
         return self.count * rounds * self.bytes * (self.group - 1) // max(self.group, 1)
 
+    def times(self, count: int) -> "Collective":
+        """Returns the collective that runs `count` times as often."""
+        sums = {"count": self.count * count, "hbm_bytes": self.hbm_bytes * count}
+        return dataclasses.replace(self, **sums)
+
     @property
     def is_between_slices(self) -> bool:
         """Returns whether the group spans several slices."""
@@ -74,6 +81,7 @@ class Collective:
 class Cost:
     """The cost of one step on one device.
 
+    other_bytes: the HBM traffic of all that is not a collective.
     exchanges: {key: collective}. The key of a collective in a fusion is its kind, channel and
     bytes, which all parts of an asynchronous collective share, so that it is counted once. Outside
     fusions, the key contains the name: the sums of `jax.shard_map` share one channel.
@@ -83,15 +91,20 @@ class Cost:
     """
 
     flops: int = 0
-    hbm_bytes: int = 0
+    other_bytes: int = 0
     exchanges: Mapping[str, Collective] = dataclasses.field(default_factory=dict)
     open_loops: int = 0
     silent_kernels: int = 0
 
+    @property
+    def hbm_bytes(self) -> int:
+        """Returns the HBM traffic in bytes, that of the collectives included."""
+        return self.other_bytes + sum(c.hbm_bytes for c in self.exchanges.values())
+
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
             self.flops + other.flops,
-            self.hbm_bytes + other.hbm_bytes,
+            self.other_bytes + other.other_bytes,
             {**self.exchanges, **other.exchanges},
             self.open_loops + other.open_loops,
             self.silent_kernels + other.silent_kernels,
@@ -100,10 +113,9 @@ class Cost:
     def times(self, count: int, prefix: str) -> "Cost":
         """Returns the cost of `count` runs. prefix: makes the keys of bodies distinct."""
         exchanges = {
-            f"{prefix}/{key}": dataclasses.replace(collective, count=collective.count * count)
-            for key, collective in self.exchanges.items()
+            f"{prefix}/{key}": collective.times(count) for key, collective in self.exchanges.items()
         }
-        sums = self.flops * count, self.hbm_bytes * count
+        sums = self.flops * count, self.other_bytes * count
         return Cost(*sums, exchanges, self.open_loops, self.silent_kernels * count)
 
     def without_overlapped(self) -> "Cost":
@@ -113,11 +125,16 @@ class Cost:
 
     def collectives(self) -> list[Collective]:
         """Returns the collectives by descending bytes sent; equal ones are merged."""
-        counts: dict[Collective, int] = {}
+        counts: dict[Collective, int] = collections.Counter()
+        traffic: dict[Collective, int] = collections.Counter()
         for collective in self.exchanges.values():
-            key = dataclasses.replace(collective, count=1)
-            counts[key] = counts[key] + collective.count if key in counts else collective.count
-        merged = [dataclasses.replace(key, count=count) for key, count in counts.items()]
+            key = dataclasses.replace(collective, count=1, hbm_bytes=0)
+            counts[key] += collective.count
+            traffic[key] += collective.hbm_bytes
+        merged = [
+            dataclasses.replace(key, count=count, hbm_bytes=traffic[key])
+            for key, count in counts.items()
+        ]
         return sorted(merged, key=lambda collective: -collective.sent_bytes)
 
 
@@ -168,7 +185,7 @@ class _Counter:
             inner = self._cost(op.called("calls")[0], True)
             if op.called("calls")[0].startswith("all-reduce-scatter"):
                 inner = self._as_reduce_scatter(op, inner)
-            return inner if fused else inner + Cost(hbm_bytes=self._fusion_bytes(computation, op))
+            return inner if fused else inner + Cost(other_bytes=self._fusion_bytes(computation, op))
         flops, traffic = _flops(computation, op), 0 if fused else _hbm_bytes(computation, op)
         no_estimate = 'custom_call_target="tpu_custom_call"' in op.attributes and not flops
         return Cost(flops, traffic, silent_kernels=int(no_estimate))
@@ -180,15 +197,17 @@ class _Counter:
         # A "-start" returns (operands, results, ...); all-reduce-start returns only the results.
         results = op.arrays[len(operands) : 2 * len(operands)] or op.arrays
         arrays = results if kind == "all-gather" else operands
-        group = _group(op) or list(range(math.prod(self._mesh_sizes.values())))  # all devices
-        collective = Collective(kind, len(group), self._axes(group), sum(a.bytes for a in arrays))
+        all_devices = list(range(math.prod(self._mesh_sizes.values())))
+        group = replica_groups.first(op) or all_devices
         if len(group) < 2:
             return Cost()
         traffic = sum(array.hbm_bytes for array in (*operands, *results))
+        num_bytes = sum(array.bytes for array in arrays)
+        collective = Collective(kind, len(group), self._axes(group), num_bytes, 1, traffic)
         key = op.name
         if fused and (channel := op.attribute("channel_id")):
             key = f"{kind} {channel} {collective.bytes}"
-        return Cost(hbm_bytes=traffic, exchanges={key: collective})
+        return Cost(exchanges={key: collective})
 
     def _transfer(self, computation: hlo.Computation, op: hlo.Instruction) -> Cost:
         """Returns the cost of a send or a receive: one half of a transfer between slices.
@@ -196,17 +215,17 @@ class _Counter:
         The bytes are counted at the send. Transfers to the host are counted only as HBM traffic.
         """
         if op.opcode == "recv":
-            return Cost(hbm_bytes=op.array.hbm_bytes)
+            return Cost(other_bytes=op.array.hbm_bytes)
         array = computation.by_name[op.operands[0]].array
         match = re.search(r'_xla_megascale_transfer_type="(\w+)"', op.attributes)
         if not match:
-            return Cost(hbm_bytes=array.hbm_bytes)
+            return Cost(other_bytes=array.hbm_bytes)
         kind, slices = match[1].lower().replace("_", "-"), self._mesh_sizes["slice"]
         if kind not in COLLECTIVES:
             kind = "collective-permute"
         whole = array.bytes * slices if kind == "all-gather" else array.bytes
-        transfer = Collective(kind, slices, ("slice",), whole)
-        return Cost(hbm_bytes=array.hbm_bytes, exchanges={f"send {op.name}": transfer})
+        transfer = Collective(kind, slices, ("slice",), whole, 1, array.hbm_bytes)
+        return Cost(exchanges={f"send {op.name}": transfer})
 
     def _as_reduce_scatter(self, fusion: hlo.Instruction, fusion_cost: Cost) -> Cost:
         """Returns `fusion_cost`, the cost of `fusion`, with all-reduces as reduce-scatters.
@@ -343,55 +362,3 @@ def _convolution_flops(computation: hlo.Computation, op: hlo.Instruction) -> int
     groups = int(op.attribute("batch_group_count") or 1)
     batch, features = lhs[lhs_dims.index("b")] // groups, op.array.shape[out_dims.index("f")]
     return 2 * num_pairs * batch * features * rhs[rhs_dims.index("i")]
-
-
-def _group(op: hlo.Instruction) -> list[int]:
-    """Returns the ids of the devices in a collective's first group; [] means all devices.
-
-    Raises ValueError if replica_groups has an unknown format.
-    """
-    pair = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", op.attributes)
-    if pair:
-        return [int(pair[1]), int(pair[2])]
-    pattern = r"replica_groups=(\{.*?\}|\[.*?\]<=.*?|mesh\[.*?\})(?:, [a-z_]+=|$)"
-    groups_match = re.search(pattern, op.attributes)
-    text = groups_match[1] if groups_match else ""
-    id_list = re.match(r"\{\{([\d,]+)\}", text)
-    if id_list:
-        return list(map(int, id_list[1].split(",")))
-    iota = re.match(r"\[(\d+),(\d+)\]<=(.*)", text)
-    if iota:
-        return _iota(iota[3]).reshape(int(iota[1]), int(iota[2]))[0].tolist()
-    if text.startswith("mesh["):
-        return _mesh_group(text)
-    if text not in ("", "{}"):
-        raise ValueError(f"unknown form of replica_groups: {text[:100]}")
-    return []
-
-
-def _iota(text: str) -> np.ndarray:
-    """Parses a text like "[4,8]T(1,0)": 0 ... 31 reshaped to [4, 8], transposed and flattened."""
-    dims, _, axes = text.partition("T")
-    sizes = tuple(map(int, re.findall(r"\d+", dims)))
-    order = tuple(map(int, re.findall(r"\d+", axes))) or None
-    return np.arange(math.prod(sizes)).reshape(sizes).transpose(order).reshape(-1)
-
-
-def _mesh_group(text: str) -> list[int]:
-    """Returns the first group of a text like "mesh['a'=4,'b'=8] {'a','b':(2)4}".
-
-    In this example, the axis `b` of size 8 is split into 2 x 4, and a group spans the axis `a` and
-    the part of `b` that has size 4. If the text contains, for example, "device_ids=([4,8]T(1,0))"
-    before the brace, this lists the devices of the mesh in order (see `_iota`).
-    """
-    mesh, _, tail = text.partition("]")
-    devices, _, axes = tail.partition("{")
-    sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
-    names, group = list(sizes), [0]
-    for name, pre_size, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes):
-        inner = math.prod(sizes[later] for later in names[names.index(name) + 1 :])
-        count = int(size or sizes[name])
-        stride = inner * sizes[name] // (int(pre_size or 1) * count)
-        group = [device + stride * index for device in group for index in range(count)]
-    ids = re.search(r"device_ids=\((.*)\)", devices)
-    return _iota(ids[1])[group].tolist() if ids else group

@@ -134,7 +134,9 @@ def work(
     traffic of muon's products is not counted.
 
     Bytes sent by each micro-batch, in the compute dtype, along each mesh axis:
-        fsdp: the weights are gathered twice, and the gradients are reduce-scattered.
+        fsdp: the weights are gathered twice, and the gradients are reduce-scattered. NOTE: so are
+            vocabulary tables here. The compiled step gathers them once, in float32, and sends
+            their gradients whole.
         tensor: the residual is summed twice per layer in the forward pass, and twice in the
             backward pass.
         sequence: keys and values are gathered, and their gradients are reduce-scattered.

@@ -174,8 +174,10 @@ ENTRY %main (x: f32[8]) -> f32[32] {
   ROOT %y = f32[32]{0} fusion(%a, %b, %c), kind=kCustom, calls=%end
 }
 """  # noqa: E501
-    (gather,) = cost.of_text(text, MESH).collectives()
+    found = cost.of_text(text, MESH)
+    (gather,) = found.collectives()
     assert (gather.count, gather.bytes, gather.group) == (1, 128, 4)
+    assert gather.hbm_bytes == 32 + 128  # its operand is read and its result is written, once
 
 
 def test_sums_with_one_channel_are_counted_each():
@@ -198,8 +200,13 @@ def test_a_collective_that_overlaps_with_a_loop_is_one():
     text = LOOP.replace("all-gather(%dot)", "fusion(%dot), kind=kCustom, calls=%piece")
     text = text.replace("%body (", f"{piece}%body (", 1)
     start = "  %s = bf16[16,64] fusion(%x), kind=kCustom, calls=%piece\n  %carry ="
-    (gather,) = cost.of_text(text.replace("  %carry =", start), MESH).collectives()
+    found, inside = (cost.of_text(t, MESH) for t in (text.replace("  %carry =", start), text))
+    (gather,) = found.collectives()
     assert gather.count == 1
+    # The operand of each piece is [16, 32], the result [16, 64], in bfloat16.
+    assert gather.hbm_bytes == 2 * 16 * (32 + 64)
+    assert inside.collectives()[0].hbm_bytes == 5 * gather.hbm_bytes
+    assert found.hbm_bytes == inside.hbm_bytes - 4 * gather.hbm_bytes
 
 
 def test_text_that_is_no_program_is_refused():
