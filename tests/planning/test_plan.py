@@ -307,13 +307,6 @@ def test_what_the_compiler_writes_is_read():
     assert compile.warnings("nothing\n") == []
 
 
-@pytest.mark.parametrize(
-    ("number", "text"), [(0, "0 "), (999.9, "1 k"), (1234, "1.23 k"), (0.0042, "4.2 m"), (5, "5 ")]
-)
-def test_numbers_for_people(number, text):
-    assert report.si(number) == text
-
-
 def test_a_search_ranks_what_fits(monkeypatch):
     monkeypatch.setattr(compile, "installed", lambda: False)
     found, tried = search.run(tiny(), hardware.parse_topology("v5e-8"), count=5)

@@ -1,10 +1,10 @@
-"""Bounds on a step: by hand, and by the formulas of what a device does."""
+"""Bounds on a step: by hand, and by the formulas of what a device does; numbers for people."""
 
 import pytest
 
 from bertjax import config, experiment, sharding
 from bertjax import phases as phases_lib
-from bertjax.planning import memory, roofline
+from bertjax.planning import memory, report, roofline
 from bertjax.runtime import hardware
 
 CHIP = hardware.Chip("toy", ("Toy",), 100.0, 1000, 10.0, 5.0, 1.0)
@@ -123,3 +123,10 @@ def test_slices_sum_gradients_over_the_network():
         assert found.dcn_bytes == pytest.approx(_gradients(conf, mesh) / 2 / sums_it)
         assert found.ici_bytes == one.ici_bytes
     assert _work(conf, "data:8").dcn_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 "), (999.9, "1 k"), (1234, "1.23 k"), (0.0042, "4.2 m"), (5, "5 ")]
+)
+def test_numbers_for_people(number, text):
+    assert report.si(number) == text
