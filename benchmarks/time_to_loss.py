@@ -49,7 +49,7 @@ CONTENDERS = {
     "transformers": ("same", "transformers", plot.GREY),
     "same": ("same", "bertjax, the same recipe", plot.TRAIN),
     "best": ("best", "bertjax, its best recipe", plot.HELDOUT),
-    "modern": ("modern", "bertjax, ModernBERT", "#2a9d8f"),
+    "modern": ("modern", "bertjax, ModernBERT", plot.REFERENCE),
 }  # {name: (recipe, label, colour)}
 RACES = "transformers+best,same+transformers"
 POINTS, TIMED_STEPS, SAMPLES = 10, 20, 512

@@ -294,8 +294,8 @@ def gather_tables(params: Any) -> Any:
     """
 
     def gather(path, leaf):
-        axes = param_axes(path_name(path))
-        return _with_sharding(leaf, axes, ACTIVATION_RULES) if "vocab" in axes else leaf
+        name = path_name(path)
+        return gathered(leaf, name) if "vocab" in param_axes(name) else leaf
 
     if jax.sharding.get_abstract_mesh().empty:
         return params

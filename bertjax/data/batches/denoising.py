@@ -167,7 +167,7 @@ class Corruption:
 
         sizes_P, modes_P = sizes_BK[real_BK], None
         if self.modes:
-            modes_P = np.take(self.modes, np.repeat(batch["noise"], real_BK.sum(axis=1)))
+            modes_P = np.take(self.modes, layout.per_piece(batch["noise"], real_BK))
         replace = functools.partial(
             spans.replace, tokens, sizes_P=sizes_P, sentinels=self.sentinels
         )
@@ -215,7 +215,7 @@ class PrefixCorruption(Corruption):
         (inputs, input_sizes), (targets, target_sizes) = self.split(batch, rng)
         real_BK = layout.used(batch["piece_sizes"]) > 0
         is_plain = np.isinf([noise.mean_length for noise in self.noises])[batch["noise"]]
-        is_plain_P = np.repeat(is_plain, real_BK.sum(axis=1))
+        is_plain_P = layout.per_piece(is_plain, real_BK)
         # A plain piece has a sentinel at the end of its inputs, if it has noise, and at the start
         # of its targets.
         marked_P = is_plain_P & (target_sizes > 2)

@@ -164,6 +164,14 @@ def prefixed_features(length: int, packing: bool) -> FeatureTable:
     return target_features(length, packing) | {"prefix_mask": ((length,), np.int32)}
 
 
+def per_piece(values_B: np.ndarray, real_BK: np.ndarray) -> np.ndarray:
+    """Returns [P]: the value of each piece's row.
+
+    real_BK: bool, true in the P slots with a piece.
+    """
+    return np.repeat(values_B, real_BK.sum(axis=1))
+
+
 def in_slots(sizes_P: np.ndarray, real_BK: np.ndarray) -> np.ndarray:
     """Returns int64[B, K]: the sizes of the P pieces in their slots, where real_BK is true."""
     sizes_BK = np.zeros(real_BK.shape, np.int64)

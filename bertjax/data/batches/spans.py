@@ -136,7 +136,7 @@ def noise_runs(
     counts_P2 = np.minimum(spans_BK[real_BK][:, None], sizes_P2)
     # Rows whose pieces all have one span need no scores.
     random_B = (spans_BK > 1).any(axis=1)
-    random_P = np.repeat(random_B, real_BK.sum(axis=1))
+    random_P = layout.per_piece(random_B, real_BK)
     scores_T = _scores(sizes_BK[random_B], RowRandom(rng.keys[random_B]))
     groups, later = _lowest(scores_T, sizes_P2[random_P].ravel(), counts_P2[random_P].ravel() - 1)
 
