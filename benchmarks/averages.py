@@ -51,7 +51,7 @@ def mean_loss(steps: list[int], run: pathlib.Path, config: ConfigDict) -> float:
 
 def main() -> int:
     """Trains the runs and prints their losses; 1 if an average did not help, else 0."""
-    backend.start_with_huge_pages()
+    backend.start_with_kept_memory()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--config", required=True, help="config file of a run with the loss mlm")
     parser.add_argument("--data", required=True, help="prepared data")

@@ -44,7 +44,7 @@ def make_config(name: str, flags: argparse.Namespace) -> ConfigDict:
 
 def main() -> int:
     """Trains the three students and prints their losses; 1 if the teacher did not help, else 0."""
-    backend.start_with_huge_pages()
+    backend.start_with_kept_memory()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--teacher", required=True, help="workdir of the teacher's run")
     parser.add_argument("--data", required=True, help="prepared data")

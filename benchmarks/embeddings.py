@@ -143,7 +143,7 @@ def main() -> int:
 
     Returns 1 if training did not help --ours or the vectors differ from transformers', else 0.
     """
-    backend.start_with_huge_pages()
+    backend.start_with_kept_memory()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True, help="folder with qa/squad11_*.json")
     parser.add_argument("--output", required=True)

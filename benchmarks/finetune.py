@@ -16,7 +16,7 @@ All seeds of a contender on a task run in one process, and the two contenders ta
 task. --at_once (Linux) is for machines whose speed varies: it runs both at the same time, each on
 half of the cores. Existing results (OUTPUT/TASK-CONTENDER.json) are read instead; with --at_once
 only if both exist. "s" is the time of training and evaluation of all seeds, including compilation
-but not loading weights or reading text. Both use huge pages of memory, as `bertjax finetune` does.
+but not loading weights or reading text. Both have the memory options of `bertjax finetune`.
 
 Writes OUTPUT/table.md: mean and standard deviation over seeds of the main score of each, the score
 of every seed, the wall time of both and its ratio. Exits with 1 if our mean is more than one
@@ -225,7 +225,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     """Runs what is missing and prints the table after every task; returns the exit code."""
-    backend.start_with_huge_pages()
+    backend.start_with_kept_memory()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True, help="Hugging Face folder of an encoder")
     parser.add_argument("--data", required=True, help="folder with the files of TASKS")

@@ -127,5 +127,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    backend.start_with_huge_pages()
+    backend.start_with_kept_memory()
     sys.exit(main())

@@ -228,7 +228,7 @@ def table(cells: Mapping[tuple[str, int], Mapping[str, Sequence[Mapping[str, Any
 
 def main() -> int:
     """Runs the cells that are missing, small sizes first; prints the table after each size."""
-    backend.start_with_huge_pages()
+    backend.start_with_kept_memory()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True, help="folder with the files of the tasks")

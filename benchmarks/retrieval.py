@@ -20,9 +20,9 @@ are drawn evenly from it. Rows of the table:
                   2 mined negatives and 2 others, drawn at random
 
 With --ours, the rows are repeated for a model that is pretrained here, but for the cross-encoder
-and the peer; an empty --real leaves the others out. Each training has one rate and one seed. The output has the collection in BEIR's
-layout, the runs in TREC's format and table.md. Returns 1 if reranking lowers the mean reciprocal
-rank.
+and the peer; an empty --real leaves the others out. Each training has one rate and one seed. The
+output has the collection in BEIR's layout, the runs in TREC's format and table.md. Returns 1 if
+reranking lowers the mean reciprocal rank.
 """
 
 import argparse
@@ -230,7 +230,7 @@ def table(found: dict[str, dict[str, dict[str, float]]]) -> str:
 
 def main() -> int:
     """Measures the sets and writes table.md."""
-    backend.start_with_huge_pages()
+    backend.start_with_kept_memory()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True, help="folder with qa/squad11_*.json")
     parser.add_argument("--output", required=True)

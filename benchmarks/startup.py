@@ -30,6 +30,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertjax import files
+from bertjax.runtime import backend
 
 COLUMNS = (
     "first step", "CPU", "imports", "tracing", "lowering", "compiling", "rest", "programs",
@@ -131,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(dir=flags.output) as folder:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
         environment["XDG_CACHE_HOME"] = os.path.join(os.path.abspath(folder), "cache")
-        environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+        environment.setdefault("GLIBC_TUNABLES", backend.memory_options())
         for number in range(flags.runs):
             result = os.path.join(folder, f"{number}.json")
             program = [sys.executable, "-m", "benchmarks.startup", f"--output={flags.output}"]

@@ -128,7 +128,7 @@ def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
 
 def main() -> int:
     """Runs what is missing and prints the table after every strategy."""
-    backend.start_with_huge_pages()
+    backend.start_with_kept_memory()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True, help="folder with the files of the tasks")

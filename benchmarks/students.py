@@ -70,7 +70,7 @@ def train(
 
 def main() -> int:
     """Trains the three models and prints a table; 1 if the teacher did not help, else 0."""
-    backend.start_with_huge_pages()
+    backend.start_with_kept_memory()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="folder with classification/NAME/")
     parser.add_argument("--output", required=True, help="folder for the runs")

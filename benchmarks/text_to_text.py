@@ -106,7 +106,7 @@ def table(results: dict[str, dict[str, Any]], flags: argparse.Namespace) -> str:
 
 def main() -> int:
     """Runs what is missing and prints the table; returns 1 if pretraining did not help, else 0."""
-    backend.start_with_huge_pages()
+    backend.start_with_kept_memory()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True, help="workdir or artifact of a T5")
     parser.add_argument("--data", required=True, help="folder with the files of TASKS")

@@ -43,6 +43,7 @@ from benchmarks import time_to_loss_config as configs
 from benchmarks import time_to_loss_rows as rows_lib
 from bertjax import plot
 from bertjax.data.prepared import store
+from bertjax.runtime import backend
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONTENDERS = {
@@ -126,7 +127,7 @@ class Process:
         own = {
             **threads, "JAX_ENABLE_COMPILATION_CACHE": "false", "JAX_PLATFORMS": "cpu",
             "TORCHINDUCTOR_CACHE_DIR": f"{folder}.inductor", "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "TOKENIZERS_PARALLELISM": "false",
+            "GLIBC_TUNABLES": backend.memory_options(), "TOKENIZERS_PARALLELISM": "false",
         }  # fmt: skip
         self.folder, self.core = folder, core
         self.points: list[dict[str, float]] = []

@@ -241,5 +241,5 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    backend.start_with_huge_pages()
+    backend.start_with_kept_memory()
     main()

@@ -176,7 +176,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 def main() -> int:
     """Runs what is missing; prints the table and draws the plot after every task."""
-    backend.start_with_huge_pages()
+    backend.start_with_kept_memory()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True, help="folder with the files of TASKS")
     parser.add_argument("--output", required=True, help="folder for the runs")

@@ -184,7 +184,7 @@ def _main(argv: Sequence[str] | None) -> int:
         errors.tell(f"error: unknown command {verb!r}; {hint}the commands are {', '.join(VERBS)}")
         return errors.EXIT_BAD_INPUT
     if is_program and verb in _COMPUTE_VERBS and not _asks_for_help(argv):
-        backend.start_with_huge_pages()
+        backend.start_with_kept_memory()
         compilation_cache.use()
     try:
         _run(verb, argv)

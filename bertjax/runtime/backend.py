@@ -1,4 +1,4 @@
-"""Settings of the process: XLA flags, and the size of memory pages."""
+"""Settings of the process: XLA flags, and pages of memory."""
 
 import importlib.metadata
 import importlib.util
@@ -17,7 +17,14 @@ _CPU_BFLOAT16_FLAGS = (
 # it takes at the default level. The step is as fast, since it is limited by matmuls and memory.
 _CPU_FLAGS = ("--xla_backend_optimization_level=1",)
 
-_HUGE_PAGES = "glibc.malloc.hugetlb"
+_HUGE_PAGES = {"glibc.malloc.hugetlb": 1}
+# Freed memory stays in the process. Only the arena that all threads share then, the first one, can
+# grow to gigabytes.
+_KEPT_MEMORY = {
+    "glibc.malloc.arena_max": 1,
+    "glibc.malloc.mmap_threshold": 2**36,
+    "glibc.malloc.trim_threshold": 2**36,
+}
 _KERNEL_HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -45,21 +52,30 @@ def configure(dtype: str) -> None:
     os.environ["XLA_FLAGS"] = " ".join([user_flags, *missing]).strip()
 
 
-def start_with_huge_pages() -> None:
-    """Restarts this program in the same process with memory pages of 2 MiB.
+def start_with_kept_memory() -> None:
+    """Restarts this program in the same process, with large pages of memory that it keeps.
 
-    Does nothing if the system is not Linux, if there is an accelerator, if the user has set the
-    page size, or if the kernel ignores the setting.
+    Does nothing if the system is not Linux, if there is an accelerator, or if the user has set one
+    of these options of glibc. The pages have 2 MiB if the kernel lets a program choose.
 
-    A train step on a CPU allocates and frees hundreds of megabytes. With pages of 4 KiB, this costs
-    the kernel a third of the step's time. glibc (from 2.35 on) reads the setting only when a
-    program starts. NOTE: must be called before anything is imported or written.
+    A train step on a CPU allocates and frees gigabytes. The kernel clears each page before a
+    process gets it: pages of 4 KiB cost a third of the step's time, and pages of 2 MiB that are
+    returned after each step cost 5 to 15% (benchmarks/README.md, section train_step.py). glibc
+    (from 2.35 on) reads the options only when a program starts. NOTE: must be called before
+    anything is imported or written.
     """
-    user_tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if _HUGE_PAGES in user_tunables or not sys.platform.startswith("linux") or has_accelerator():
+    user_options = os.environ.get("GLIBC_TUNABLES", "")
+    if not sys.platform.startswith("linux") or has_accelerator():
         return
-    if not (_KERNEL_HUGE_PAGES.exists() and "[madvise]" in _KERNEL_HUGE_PAGES.read_text()):
-        return  # "always" or "never": the setting would have no effect
-    tunables = ":".join(filter(None, [user_tunables, f"{_HUGE_PAGES}=1"]))
+    if any(name in user_options for name in _HUGE_PAGES | _KEPT_MEMORY):
+        return
+    options = ":".join(filter(None, [user_options, memory_options()]))
     command = [sys.executable, *sys.orig_argv[1:]]
-    os.execve(sys.executable, command, {**os.environ, "GLIBC_TUNABLES": tunables})
+    os.execve(sys.executable, command, {**os.environ, "GLIBC_TUNABLES": options})
+
+
+def memory_options() -> str:
+    """Returns the options for GLIBC_TUNABLES with which `start_with_kept_memory` restarts."""
+    has_choice = _KERNEL_HUGE_PAGES.exists() and "[madvise]" in _KERNEL_HUGE_PAGES.read_text()
+    options = _KEPT_MEMORY | (_HUGE_PAGES if has_choice else {})
+    return ":".join(f"{name}={value}" for name, value in options.items())

@@ -23,40 +23,59 @@ def started(monkeypatch, tmp_path):
     return calls
 
 
-def test_starts_the_same_command_with_huge_pages(started, monkeypatch):
+def test_starts_the_same_command_with_options_of_glibc(started, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "bertjax", "pretrain", "--x=1"])
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1")
-    backend.start_with_huge_pages()
+    backend.start_with_kept_memory()
     ((program, command, environment),) = started
     assert program == sys.executable
     assert command == [sys.executable, "-m", "bertjax", "pretrain", "--x=1"]
-    assert environment["GLIBC_TUNABLES"] == "glibc.malloc.check=1:glibc.malloc.hugetlb=1"
+    theirs, *ours = environment["GLIBC_TUNABLES"].split(":")
+    assert theirs == "glibc.malloc.check=1"
+    assert {"glibc.malloc.hugetlb=1", "glibc.malloc.arena_max=1"} < set(ours)
     assert environment["JAX_PLATFORMS"] == "cpu"
 
 
 def test_goes_on_where_it_would_change_nothing(started, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")  # the user's own
-        backend.start_with_huge_pages()
+        backend.start_with_kept_memory()
     with monkeypatch.context() as patch:
         patch.setattr(backend, "has_accelerator", lambda: True)
-        backend.start_with_huge_pages()
+        backend.start_with_kept_memory()
     with monkeypatch.context() as patch:
         patch.setattr(sys, "platform", "darwin")
-        backend.start_with_huge_pages()
-    for setting in ("[always] madvise never", "always madvise [never]"):
-        backend._KERNEL_HUGE_PAGES.write_text(setting)
-        backend.start_with_huge_pages()
-    backend._KERNEL_HUGE_PAGES.unlink()
-    backend.start_with_huge_pages()
+        backend.start_with_kept_memory()
     assert not started
 
 
-def test_is_started_once():
-    code = (
-        "import os; print('begins', flush=True); from bertjax.runtime import backend; "
-        "backend.start_with_huge_pages(); print(os.environ.get('GLIBC_TUNABLES'))"
-    )
+def test_huge_pages_are_asked_for_if_the_kernel_lets_a_program_choose(started):
+    for setting in ("[always] madvise never", "always madvise [never]"):
+        backend._KERNEL_HUGE_PAGES.write_text(setting)
+        assert "hugetlb" not in backend.memory_options()
+    backend._KERNEL_HUGE_PAGES.unlink()
+    assert "hugetlb" not in backend.memory_options()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a setting of glibc")
+def test_is_started_once_and_keeps_freed_memory():
+    code = """
+import os, resource, threading
+print("begins", flush=True)
+from bertjax.runtime import backend
+backend.start_with_kept_memory()
+print(os.environ["GLIBC_TUNABLES"])
+import numpy as np
+def use():
+    np.ones(2**26, np.uint8)  # 64 MiB
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for function in (use, use, lambda: [thread.start() or thread.join() for thread in threads]):
+    threads = [threading.Thread(target=use) for _ in range(2)]
+    before = faults()
+    function()
+    print(faults() - before)
+"""
     environment = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
     lines = subprocess.run(
         [sys.executable, "-c", code],
@@ -66,7 +85,7 @@ def test_is_started_once():
         text=True,
         timeout=60,
     ).stdout.split()
-    assert lines in (
-        ["begins", "begins", "glibc.malloc.hugetlb=1"],
-        ["begins", "None"],  # the kernel's setting decides already
-    )
+    assert lines[:3] == ["begins", "begins", backend.memory_options()]
+    first, second, in_threads = map(int, lines[3:])
+    assert first > 20 > second
+    assert in_threads < 100  # their stacks
