@@ -48,8 +48,8 @@ class Experiment:
     def _bind(self, config: ml_collections.ConfigDict) -> None:
         """Sets the parts that may differ between phases."""
         self.config = config
-        self.tx = optimizer.make(config.optimizer, config.num_steps, self.schedule)
         compute = plugins.compute(config, self._platform)
+        self.tx = optimizer.make(config.optimizer, config.num_steps, self.schedule, compute.dtype)
         self.model = plugins.model(config.family, config.model, compute)
         self.objective = plugins.objective(config.objective.name)
         self.objective_config = plugins.objective_config(config)

@@ -223,7 +223,7 @@ def _is_layer_matrix(path: Sequence[Any]) -> bool:
     return _is_stacked(path) and leaf in DECAYED_LEAVES and leaf != "embedding"
 
 
-def _orthogonalize() -> optax.GradientTransformation:
+def _orthogonalize(dtype: str) -> optax.GradientTransformation:
     """Returns the transformation of momenta of layers' matrices to Muon's updates.
 
     Every matrix is replaced by a nearly orthogonal one: its singular values become 0.7 to 1.2, by
@@ -231,8 +231,8 @@ def _orthogonalize() -> optax.GradientTransformation:
     device computes whole layers. If the matrices remained sharded, the devices would have to
     exchange shards for every product.
 
-    The iterations are in float32, although the published ones are in bfloat16: the TPU's matrix
-    unit multiplies float32 arrays in bfloat16 anyway, so bfloat16 arrays would not be faster there.
+    dtype: of the iterations, and of the matrices that devices send to one another. The published
+    iterations are in bfloat16.
     """
     dimensions = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2)
     # With a decay of 0 the momentum is the input, so no state must be kept.
@@ -241,12 +241,13 @@ def _orthogonalize() -> optax.GradientTransformation:
     )
 
     def orthogonal(matrices):
-        rms = MUON_RMS * math.sqrt(max(matrices.shape[1:]))
-        return rms * newton_schulz.update(matrices, newton_schulz.init(matrices))[0]
+        return newton_schulz.update(matrices, newton_schulz.init(matrices))[0]
 
     def update_leaf(path, momentum):
         matrices = _as_matrices(path, momentum)
-        return sharding.map_layers(orthogonal, matrices).reshape(momentum.shape)
+        rms = MUON_RMS * math.sqrt(max(matrices.shape[1:]))
+        nearly = sharding.map_layers(orthogonal, matrices.astype(dtype))
+        return (rms * nearly.astype(momentum.dtype)).reshape(momentum.shape)
 
     def update_fn(momenta, state, params=None):
         del params
@@ -256,7 +257,7 @@ def _orthogonalize() -> optax.GradientTransformation:
     return optax.GradientTransformation(optax.init_empty_state, update_fn)
 
 
-def _muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
+def _muon(adam: optax.GradientTransformation, dtype: str) -> optax.GradientTransformation:
     """Returns Muon for the matrices of layers, and `adam` for all other parameters.
 
     The momentum is Nesterov's, as in Jordan's code and in `torch.optim.Muon`. (In the momentum of
@@ -271,8 +272,8 @@ def _muon(adam: optax.GradientTransformation) -> optax.GradientTransformation:
                      "another optimizer: no matrix of stacked layers is trained")  # fmt: skip
         return tree
 
-    momentum = optax.trace(MUON_MOMENTUM, nesterov=True)
-    return optax.partition({"muon": optax.chain(momentum, _orthogonalize()), "adam": adam}, labels)
+    muon = optax.chain(optax.trace(MUON_MOMENTUM, nesterov=True), _orthogonalize(dtype))
+    return optax.partition({"muon": muon, "adam": adam}, labels)
 
 
 def muon_shapes(config: Any, params: Any) -> list[tuple[int, ...]]:
@@ -295,13 +296,13 @@ def muon_flops(shape: Sequence[int], num_devices: int) -> int:
     return -(-layers // num_devices) * MUON_ITERATIONS * iteration
 
 
-def _moment_scaling(config: Any) -> optax.GradientTransformation:
+def _moment_scaling(config: Any, dtype: str) -> optax.GradientTransformation:
     """Returns the transformation of gradients to updates, before weight decay and learning rate."""
     adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
     if config.name == "stable_adamw":
         return _stable_adam(config)
     if config.name == "muon":
-        return _muon(adam)
+        return _muon(adam, dtype)
     if config.name == "adafactor":
         # Shazeer and Stern, arXiv 1804.04235, as T5 used it: the update is clipped to RMS 1, then
         # multiplied by the parameter's RMS.
@@ -333,7 +334,7 @@ def _clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
 
 
 def make(
-    config: Any, num_steps: int, schedule: optax.Schedule | None = None
+    config: Any, num_steps: int, schedule: optax.Schedule | None = None, dtype: str = "float32"
 ) -> optax.GradientTransformation:
     """Returns the whole chain: clipping, moments, weight decay, LAMB's trust ratio, learning rate.
 
@@ -343,13 +344,13 @@ def make(
     and norms. stable_adamw clips the update of each layer's tensor, decay included, and needs no
     clip_norm. muon trains the matrices of layers with Muon, and all other parameters with AdamW.
 
-    schedule: the learning rate; None: that of the config.
+    schedule: the learning rate; None: that of the config. dtype: of muon's matrix products.
     """
     decay = optax.add_decayed_weights(config.weight_decay, decay_mask)
     trust_ratio = optax.masked(by_matrix(optax.scale_by_trust_ratio()), decay_mask)
     return optax.chain(
         _clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
-        _moment_scaling(config),
+        _moment_scaling(config, dtype),
         optax.identity() if config.name == "stable_adamw" else decay,
         trust_ratio if config.name == "lamb" else optax.identity(),
         optax.scale_by_learning_rate(schedule or make_schedule(config, num_steps)),

@@ -70,9 +70,9 @@ def _unstacked(tree):
     return flat
 
 
-def _run(config, mesh=None, steps=STEPS):
+def _run(config, mesh=None, steps=STEPS, dtype="float32"):
     """Returns the parameters after some steps, computed on one device or on a mesh."""
-    tx = optimizer.make(config, 100)
+    tx = optimizer.make(config, 100, dtype=dtype)
 
     @jax.jit
     def update(params, state, grads):
@@ -152,10 +152,11 @@ def test_stable_adamw_is_adamw_while_gradients_do_not_grow():
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), *updates)
 
 
-def _torch_muon(config, monkeypatch):
-    """The parameters after training with torch.optim.Muon and torch.optim.AdamW, in float32."""
+def _torch_muon(config, dtype, monkeypatch):
+    """The parameters after training with torch.optim.Muon, in `dtype`, and torch.optim.AdamW."""
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    if dtype == "float32":
+        monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
     params = {n: torch.nn.Parameter(torch.tensor(x)) for n, x in _unstacked(_params()).items()}
     matrices = [p for n, p in params.items() if "/layers/" in n and "kernel" in n]
     decayed = [params[n] for n in ("embeddings/word/embedding", "mlm_head/transform/kernel")]
@@ -174,19 +175,23 @@ def _torch_muon(config, monkeypatch):
     return {name: param.detach().numpy() for name, param in params.items()}
 
 
-def test_muon_is_torch_muon_for_each_matrix_of_layers_and_adamw_for_the_rest(monkeypatch):
+@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-4), ("bfloat16", 0.02)])
+def test_muon_is_torch_muon_for_each_matrix_of_layers_and_adamw_for_the_rest(
+    dtype, rtol, monkeypatch
+):
     config = optimizer.Config(name="muon", learning_rate=0.05, weight_decay=0.5, **PLAIN)
-    expected = _torch_muon(config, monkeypatch)
-    _assert_close(_run(config), expected, 1e-4)
+    expected = _torch_muon(config, dtype, monkeypatch)
+    _assert_close(_run(config, dtype=dtype), expected, rtol)
 
 
-def test_updates_of_muon_are_nearly_orthogonal_with_the_rms_of_adamw():
+@pytest.mark.parametrize(("dtype", "lowest"), [("float32", 0.6), ("bfloat16", 0.5)])
+def test_updates_of_muon_are_nearly_orthogonal_with_the_rms_of_adamw(dtype, lowest):
     config = optimizer.Config(name="muon", learning_rate=1.0, weight_decay=0.0, **PLAIN)
-    start, end = _unstacked(_params()), _unstacked(_run(config, steps=1))
+    start, end = _unstacked(_params()), _unstacked(_run(config, steps=1, dtype=dtype))
     for name in (n for n in start if "/layers/" in n and "kernel" in n):
         update = start[name].astype(np.float64) - end[name]
         values = np.linalg.svd(update / (0.2 * max(update.shape) ** 0.5), compute_uv=False)
-        assert (0.6 < values).all() and (values < 1.25).all(), name
+        assert (lowest < values).all() and (values < 1.25).all(), name
         assert np.sqrt(np.mean(update**2)) == pytest.approx(0.2, rel=0.25)
 
 
@@ -195,6 +200,12 @@ def test_updates_of_muon_are_nearly_orthogonal_with_the_rms_of_adamw():
 def test_a_mesh_takes_the_steps_of_one_device(name, shape):
     config = optimizer.Config(name=name, learning_rate=0.05, **PLAIN)
     _assert_close(_run(config, meshes.of(*shape)), _unstacked(_on_one_device(name)), 2e-5)
+
+
+def test_a_mesh_takes_the_steps_of_muon_in_bfloat16():
+    config = optimizer.Config(name="muon", learning_rate=0.05, **PLAIN)
+    one = _unstacked(_run(config, dtype="bfloat16"))
+    _assert_close(_run(config, meshes.of(2, 2, 2), dtype="bfloat16"), one, 0.02)
 
 
 @pytest.mark.parametrize("name", NAMES)

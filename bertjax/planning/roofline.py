@@ -147,7 +147,7 @@ def work(
             the gradients divided by the number of devices that sum them within a slice.
 
     Once in a step, muon also gathers its momenta over fsdp and tensor, and sums the updates
-    over all devices of a slice (`sharding.map_layers`).
+    over all devices of a slice (`sharding.map_layers`), in the compute dtype.
     """
     experiment = memory.experiment_on(phase.config, platform)
     sizes = dict(mesh_sizes)
@@ -185,7 +185,7 @@ def work(
     sequence_bytes = 2 * 2 * (sizes["sequence"] - 1) * residual / sizes["tensor"]
     muon_shapes = experiment.muon_shapes()
     muon_flops = sum(optimizer.muon_flops(shape, slice_devices) for shape in muon_shapes)
-    momenta = 4 * sum(math.prod(shape) for shape in muon_shapes)
+    momenta = width * sum(math.prod(shape) for shape in muon_shapes)
     muon_bytes = (share(sizes["fsdp"] * sizes["tensor"]) + 2 * share(slice_devices)) * momenta
     return Work(
         model_flops,
