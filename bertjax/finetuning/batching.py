@@ -29,6 +29,7 @@ from bertjax.finetuning import rows as rows_lib
 _COMMON = (32, 64, 96, 128, 192, 256, 384, 512)
 # Lengths that tasks with common programs prefer, so that a program serves several tasks.
 _SHARED = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_FIRST_STEP = 8  # first_length is a multiple of this number of tokens
 _MIN_SAVING = 0.01  # the minimum share of all tokens that each additional bucket must save
 _MAX_BUCKETS = 10  # the maximum number of buckets
 # On a CPU, a batch is split into micro-batches that are as small as possible, but each has more
@@ -105,10 +106,14 @@ def fitted(
 
 
 class Shape(NamedTuple):
-    """The lengths, in tokens, to which the rows of a batch are padded."""
+    """The lengths, in tokens, to which the rows of a batch are padded.
+
+    first_length: of the first text of rows with several texts; a query is shorter than a document.
+    """
 
     length: int
     target_length: int
+    first_length: int
 
 
 class Order(Protocol):
@@ -160,11 +165,14 @@ class Batches:
         else:
             self._buckets = np.array([common(n, lengths.length) for n in self._lengths], int)
         targets = row_lengths(rows, features, "target_length")
-        # Rows only move to longer buckets, so a batch contains rows of its bucket or shorter ones.
-        self._target_lengths = {
-            size: common(int(targets[self._buckets <= size].max()), lengths.target_length)
-            for size in np.unique(self._buckets)
-        }
+        firsts = row_lengths(rows, features, "first_length")
+        self._shapes = {}
+        for size in np.unique(self._buckets):
+            # Rows only move to longer buckets: a batch has rows of its bucket or of shorter ones.
+            members = self._buckets <= size
+            target_length = common(int(targets[members].max()), lengths.target_length)
+            first_length = -(-int(firsts[members].max()) // _FIRST_STEP) * _FIRST_STEP
+            self._shapes[size] = Shape(int(size), target_length, min(first_length, int(size)))
         self.steps_per_epoch = -(-self._order.num_rows // batch_size)
 
     def tokens_per_length(self) -> dict[int, int]:
@@ -197,7 +205,7 @@ class Batches:
             batches = self._plan(0, 0)
         else:  # epochs may have different numbers of rows of a length
             of_size = {size: np.flatnonzero(self._buckets == size) for size in set(self._buckets)}
-            batches = [(self._shape(s), rows[: self.batch_size]) for s, rows in of_size.items()]
+            batches = [(self._shapes[s], rows[: self.batch_size]) for s, rows in of_size.items()]
         return [self.batch(numbers, shape) for shape, numbers in dict(batches).items()]
 
     def batch(self, numbers: np.ndarray, shape: Shape) -> dict[str, np.ndarray]:
@@ -212,14 +220,11 @@ class Batches:
         stacked = {name: _stack(rows, name, f, shape) for name, f in self._features.items()}
         return {**stacked, "example_weights": weights}
 
-    def _shape(self, size: int) -> Shape:
-        return Shape(int(size), self._target_lengths[size])
-
     def _ordered(self) -> Iterator[tuple[Shape, np.ndarray]]:
         order = np.argsort(self._lengths, kind="stable")
         for start in range(0, len(order), self.batch_size):
             numbers = order[start : start + self.batch_size]
-            yield self._shape(self._buckets[numbers].max()), numbers
+            yield self._shapes[self._buckets[numbers].max()], numbers
 
     def _plan(self, seed: int, epoch: int) -> list[tuple[Shape, np.ndarray]]:
         """Returns (shape, row numbers) of each batch of an epoch."""
@@ -229,11 +234,11 @@ class Batches:
         for size in np.unique(self._buckets):
             pending = np.concatenate([pending, order[self._buckets[order] == size]])
             if 0 < remainder <= len(pending):
-                plan.append((self._shape(size), pending[:remainder]))
+                plan.append((self._shapes[size], pending[:remainder]))
                 pending, remainder = pending[remainder:], 0
             full = len(pending) // self.batch_size * self.batch_size
             plan += [
-                (self._shape(size), part) for part in pending[:full].reshape(-1, self.batch_size)
+                (self._shapes[size], part) for part in pending[:full].reshape(-1, self.batch_size)
             ]
             pending = pending[full:]
         return plan

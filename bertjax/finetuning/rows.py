@@ -30,8 +30,8 @@ class Feature(NamedTuple):
     """Describes an array of a row: its type, and how its last axis is padded with zeros.
 
     length: the field of `batching.Shape` with the padded length: "length" for an input of the
-    model, "target_length" for the target of an encoder-decoder. "" for a scalar or an array of a
-    fixed shape, which is not padded.
+    model, "target_length" for the target of an encoder-decoder, "first_length" for the first of
+    several texts. "" for a scalar or an array of a fixed shape, which is not padded.
     """
 
     dtype: type

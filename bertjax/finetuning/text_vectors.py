@@ -9,6 +9,7 @@ Shapes: B batch, N texts of an example, L length, D model.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from bertjax.finetuning import rows
 from bertjax.models.common import heads
 from bertjax.objectives.common import losses
 
+FIRST_MASK = "first_mask"  # feature of a batch: the attention mask of the first text of each row
 Apply = Callable[..., losses.Batch]
 
 
@@ -28,25 +30,40 @@ def pooled(
     pooling: see `heads.pool`. training: whether the backward pass computes each chunk again;
     otherwise it would need the activations of all chunks. Then the chunks also have different
     dropout.
+
+    If FIRST_MASK is in the batch and at most half as long as the inputs, the first texts are
+    computed with its length: as a rule, a query is much shorter than the documents.
     """
 
-    def of_rows(apply: Apply, inputs: losses.Batch) -> jax.Array:
+    def of_texts(apply: Apply, inputs: losses.Batch) -> jax.Array:
         states = rows.flat(apply)(**inputs)["last_hidden_state"]
         mask_BNL = inputs["attention_mask"]
         states_BNLD = states.reshape(*mask_BNL.shape, -1)
         return heads.pool(states_BNLD, mask_BNL, pooling)
 
+    def numbered(part: Any) -> Apply:
+        return functools.partial(apply, part=part) if training else apply
+
+    def of_rows(inputs: losses.Batch, part: Any) -> jax.Array:
+        firsts = {name: x[:, :1, :first_length] for name, x in inputs.items()}
+        others = {name: x[:, 1:] for name, x in inputs.items()}
+        vectors = of_texts(numbered(count + part), firsts), of_texts(numbered(part), others)
+        return jnp.concatenate(vectors, axis=1)
+
     inputs = losses.inputs(batch, rows.INPUTS)
+    _, num_texts, length = inputs["attention_mask"].shape
+    first_length = batch[FIRST_MASK].shape[-1] if FIRST_MASK in batch else length
+    has_short = num_texts > 1 and 2 * first_length <= length
     if count == 1:
-        return of_rows(apply, inputs)
+        return of_rows(inputs, 0) if has_short else of_texts(apply, inputs)
 
     # Chunk m has the rows m, m + count, m + 2 count ..., so that no row changes device.
     def split(x: jax.Array) -> jax.Array:
         return jnp.swapaxes(x.reshape(-1, count, *x.shape[1:]), 0, 1)
 
-    def of_chunk(numbered: tuple[jax.Array, losses.Batch]) -> jax.Array:
-        number, chunk = numbered
-        return of_rows(functools.partial(apply, part=number) if training else apply, chunk)
+    def of_chunk(part_and_chunk: tuple[jax.Array, losses.Batch]) -> jax.Array:
+        part, chunk = part_and_chunk
+        return of_rows(chunk, part) if has_short else of_texts(numbered(part), chunk)
 
     function = jax.checkpoint(of_chunk, prevent_cse=False) if training else of_chunk
     chunks = {name: split(jnp.asarray(x)) for name, x in inputs.items()}

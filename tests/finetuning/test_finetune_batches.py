@@ -104,6 +104,15 @@ def test_rows_keep_their_content_and_batches_are_short():
     assert set(lengths) <= {32, 64, 96, 100} and lengths.count(32) == 4  # 35 rows fit into 32
 
 
+def test_first_texts_have_the_length_of_the_longest_one_of_their_bucket():
+    features = {"input_ids": FEATURES["input_ids"], "mask": rows.Feature(np.int32, "first_length")}
+    sizes = [(20, 3), (30, 9), (90, 17), (80, 2), (100, 99)]
+    made = [{"input_ids": np.ones(n, int), "mask": np.ones(first, int)} for n, first in sizes]
+    batches = batching.Batches(made, features, LENGTHS, batch_size=1)
+    shapes = {batch["input_ids"].shape[-1]: batch["mask"].shape[-1] for batch in batches.epoch(0, 0)}
+    assert shapes == {32: 16, 96: 24, 100: 100}
+
+
 def test_no_batch_is_longer_than_the_model():
     made = _batches([5, 100, 97] * 4, lengths=rows.Lengths(100, 40), targets=[40, 3, 1] * 4)
     shapes = {batch["input_ids"].shape[-1] for _, batch in made.in_order()}

@@ -129,6 +129,24 @@ def test_chunks_and_devices_have_the_gradients_of_the_whole_batch_on_one_device(
             _gradients(embeddings.Config(chunk_size=2), batch=batch)
 
 
+@pytest.mark.parametrize("chunk_size", [0, 4])
+def test_short_first_texts_are_computed_with_their_own_length(chunk_size):
+    batch, shapes = _batch(), []
+    longest = int(batch["first_mask"].sum(axis=-1).max())
+    short = {**batch, "first_mask": batch["first_mask"][:, :longest]}
+    config = embeddings.Config(chunk_size=chunk_size)
+    _assert_equal(_gradients(config, batch=short), _gradients(config))
+
+    def apply(input_ids, part, **inputs):
+        shapes.append(input_ids.shape)
+        return {"last_hidden_state": jnp.zeros((*input_ids.shape, 8))}
+
+    task_types.bind(embeddings, config).loss(apply, short)
+    rows_of_a_chunk = chunk_size or 8
+    length = batch["input_ids"].shape[-1]
+    assert set(shapes) == {(rows_of_a_chunk, longest), (3 * rows_of_a_chunk, length)}
+
+
 def test_chunks_must_divide_the_batch():
     with pytest.raises(errors.UserError, match=r"chunk_size = 3: must be a divisor of .* = 8"):
         _gradients(embeddings.Config(chunk_size=3))

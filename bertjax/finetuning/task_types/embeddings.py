@@ -183,7 +183,12 @@ class TaskType(base.TaskType):
     def features(self) -> dict[str, rows.Feature]:
         """Returns {name: Feature} for the arrays in a row; the inputs are [N, L]."""
         label = rows.Feature(np.int32 if self.config.loss == "ranking" else np.float32, "")
-        return {**rows.FEATURES, "label": label, "label_weight": rows.Feature(np.float32, "")}
+        return {
+            **rows.FEATURES,
+            text_vectors.FIRST_MASK: rows.Feature(np.int32, "first_length"),
+            "label": label,
+            "label_weight": rows.Feature(np.float32, ""),
+        }
 
     def _encode(self, examples: Sequence[Example]) -> rows.Encoded:
         """Encodes each example as one row with an input for each text.
@@ -204,6 +209,7 @@ class TaskType(base.TaskType):
             inputs = [form.enclose([text], self.lengths.length) for text in texts]
             truncated[i] = any(enclosed.truncated for enclosed in inputs)
             row = rows.stack([enclosed.row for enclosed in inputs], num_texts)
+            row[text_vectors.FIRST_MASK] = inputs[0].row["attention_mask"]
             is_labelled = example.label is not None
             if self.config.loss == "cosine":
                 row["label"] = np.array((example.label or 0.0) / self.config.max_score, np.float32)
