@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bertjax import errors, sharding
 from bertjax.finetuning import rows
 from bertjax.models.common import heads
 from bertjax.objectives.common import losses
@@ -69,3 +70,19 @@ def pooled(
     chunks = {name: split(jnp.asarray(x)) for name, x in inputs.items()}
     vectors = jax.lax.map(function, (jnp.arange(count), chunks))
     return jnp.swapaxes(vectors, 0, 1).reshape(-1, *vectors.shape[2:])
+
+
+def num_chunks(num_rows: int, chunk_size: int) -> int:
+    """Returns the number of chunks of a batch in training; 1 if `chunk_size` is 0 or not smaller.
+
+    Raises UserError if the batch, or a chunk on the mesh, cannot be split into equal parts.
+    """
+    if not 0 < chunk_size < num_rows:
+        return 1
+    mesh = jax.sharding.get_abstract_mesh()
+    shards = 1 if mesh.empty else sharding.batch_shards(mesh)
+    errors.check(num_rows % chunk_size == 0 and chunk_size % shards == 0, "kind.chunk_size",
+                 chunk_size, f"a divisor of config.batch_size = {num_rows}"
+                 + f" and a multiple of {shards}, the number of parts into which the mesh "
+                 "splits a batch" * (shards > 1))  # fmt: skip
+    return num_rows // chunk_size

@@ -109,7 +109,8 @@ def test_first_texts_have_the_length_of_the_longest_one_of_their_bucket():
     sizes = [(20, 3), (30, 9), (90, 17), (80, 2), (100, 99)]
     made = [{"input_ids": np.ones(n, int), "mask": np.ones(first, int)} for n, first in sizes]
     batches = batching.Batches(made, features, LENGTHS, batch_size=1)
-    shapes = {batch["input_ids"].shape[-1]: batch["mask"].shape[-1] for batch in batches.epoch(0, 0)}
+    epoch = batches.epoch(0, 0)
+    shapes = {batch["input_ids"].shape[-1]: batch["mask"].shape[-1] for batch in epoch}
     assert shapes == {32: 16, 96: 24, 100: 100}
 
 

@@ -38,7 +38,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from bertjax import errors, metrics, sharding
+from bertjax import errors, metrics
 from bertjax.artifact import artifact
 from bertjax.finetuning import margins as margins_lib
 from bertjax.finetuning import rows, text_vectors, vector_losses, vector_ranks
@@ -242,7 +242,7 @@ class TaskType(base.TaskType):
         With Matryoshka sizes, the loss is the sum over the sizes, and the accuracy that of the
         largest size. Raises UserError for single texts, and if chunks do not divide the batch.
         """
-        count = self._num_chunks(batch)
+        count = text_vectors.num_chunks(len(batch["input_ids"]), self.config.chunk_size)
         vectors_BND = text_vectors.pooled(apply, batch, self.pooling, count, training=True)
         if vectors_BND.shape[1] < 2:
             raise errors.UserError("embeddings are trained on pairs: give sentence1 and sentence2")
@@ -266,18 +266,6 @@ class TaskType(base.TaskType):
         return vector_losses.ranking(
             vectors_BND, batch["label"], weights, config.scale, symmetric=config.symmetric
         )
-
-    def _num_chunks(self, batch: losses.Batch) -> int:
-        size, num_rows = self.config.chunk_size, batch["input_ids"].shape[0]
-        if not 0 < size < num_rows:
-            return 1
-        mesh = jax.sharding.get_abstract_mesh()
-        shards = 1 if mesh.empty else sharding.batch_shards(mesh)
-        errors.check(num_rows % size == 0 and size % shards == 0, "kind.chunk_size", size,
-                     f"a divisor of config.batch_size = {num_rows}"
-                     + f" and a multiple of {shards}, the number of parts into which the mesh "
-                     "splits a batch" * (shards > 1))  # fmt: skip
-        return num_rows // size
 
     def outputs(
         self, apply: Callable[..., losses.Batch], batch: losses.Batch
