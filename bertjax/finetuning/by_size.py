@@ -69,19 +69,21 @@ def completed(config: ConfigDict, source: artifact.Artifact, num_rows: int) -> C
 
 
 def compute(
-    config: ConfigDict, fields: Mapping[str, Any], train: batching.Batches
+    config: ConfigDict, fields: Mapping[str, Any], train: batching.Batches, tasks: int = 1
 ) -> layers.Compute:
     """Returns the compute settings; the layers of a short run are compiled as a loop.
 
     Depends on the config and on the sizes of model and data only, so that a resumed run computes
-    the same. config: the result of `completed`. fields: those of the model.
+    the same. config: the result of `completed`. fields: those of the model. tasks: how many tasks
+    share their programs; only tasks with the same kind of layers can. So a task of several must be
+    longer to be worth programs of its own.
     """
     usual = plugins.compute(config)
     width, hidden = fields["hidden_size"], fields["intermediate_size"]
     layer_params = 4 * width**2 + 2 * width * hidden
     tokens = train.tokens_per_length()
     work = config.num_epochs * sum(tokens.values()) * layer_params
-    is_unrolled = usual.unroll_layers and work >= _MIN_UNROLLED * len(tokens)
+    is_unrolled = usual.unroll_layers and work >= _MIN_UNROLLED * len(tokens) * tasks
     return dataclasses.replace(usual, unroll_layers=is_unrolled)
 
 

@@ -93,7 +93,7 @@ class Job:
     @functools.cached_property
     def model(self) -> Any:
         """The Linen module."""
-        compute = by_size.compute(self.config, self.fields, self.train_batches)
+        compute = by_size.compute(self.config, self.fields, self.train_batches, self.shared.tasks)
         return plugins.model(self.family, self.fields, compute)
 
     @functools.cached_property

@@ -66,15 +66,16 @@ def test_evaluations_of_a_config():
 def test_the_layers_of_a_short_run_are_compiled_as_a_loop():
     fields = {"hidden_size": 384, "intermediate_size": 1536}
 
-    def is_unrolled(num_rows, lengths=(16, 32), **values):
+    def is_unrolled(num_rows, lengths=(16, 32), tasks=1, **values):
         tokens = {length: num_rows // len(lengths) * length for length in lengths}
         train = types.SimpleNamespace(tokens_per_length=lambda: tokens)
         config = _completed(num_rows, **{"num_epochs": 3, **values})
-        return by_size.compute(config, fields, train).unroll_layers
+        return by_size.compute(config, fields, train, tasks).unroll_layers
 
     assert not is_unrolled(1_000) and is_unrolled(5_000)
     assert is_unrolled(1_000, num_epochs=30)
     assert not is_unrolled(5_000, lengths=range(4, 64, 4))  # many programs
+    assert is_unrolled(4_000) and not is_unrolled(4_000, tasks=3) and is_unrolled(5_000, tasks=3)
     # Runs that are added later compute the same as those that have finished.
     assert is_unrolled(1_000, seeds=50) == is_unrolled(1_000)
 
