@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from bertjax import config_help, optimizer
 from bertjax.finetuning import recipe, strategies, task_types, tasks
+from bertjax.finetuning import task as task_lib
 
 
 def names() -> list[str]:
@@ -54,20 +55,25 @@ def resolved(config: ConfigDict, combinations: Sequence[str]) -> list[str]:
     return lines
 
 
-def _with_task_notes(group: config_help.Group) -> config_help.Group:
-    """Adds to each comment of the group the tasks that override the default."""
+def _with_task_notes(group: config_help.Group, kind: str = "") -> config_help.Group:
+    """Adds to each comment of the group the tasks that override the default.
+
+    kind: the task type that has the keys; "" if all have them.
+    """
+    found = [task for task in tasks.TASKS.values() if kind in ("", task.kind)]
     return {
-        key: (value, comment + _task_note(key, value)) for key, (value, comment) in group.items()
+        key: (value, comment + _task_note(found, key, value))
+        for key, (value, comment) in group.items()
     }
 
 
-def _task_note(key: str, default: Any) -> str:
+def _task_note(found: Sequence[task_lib.Task], key: str, default: Any) -> str:
     """Returns a list of the tasks that override `default`, to append to the comment on `key`.
 
     For example "; 384 with qa, squad, squad_v2"; "" if no task overrides it.
     """
     tasks_by_value: dict[Any, list[str]] = {}
-    for task in tasks.TASKS.values():
+    for task in found:
         options = {f"kind.{name}": value for name, value in task.options.items()}
         options["max_length"] = task.max_length
         if options.get(key, default) != default:
@@ -106,6 +112,7 @@ def _option_keys(prefix: str, modules: Mapping[str, ModuleType]) -> dict[str, co
         comments = config_help.comments(module.Config)
         fields = dataclasses.asdict(module.Config())
         groups[name] = _with_task_notes(
-            {f"{prefix}.{k}": (value, comments.get(k, "")) for k, value in fields.items()}
+            {f"{prefix}.{k}": (value, comments.get(k, "")) for k, value in fields.items()},
+            name if prefix == "kind" else "",
         )
     return {name: group for name, group in groups.items() if group}

@@ -147,6 +147,14 @@ def test_short_first_texts_are_computed_with_their_own_length(chunk_size):
     assert set(shapes) == {(rows_of_a_chunk, longest), (3 * rows_of_a_chunk, length)}
 
 
+def test_only_the_ranking_loss_and_chunks_need_the_whole_batch():
+    def needs_it(**options):
+        return task_types.bind(embeddings, embeddings.Config(**options)).across_rows
+
+    assert needs_it() and needs_it(loss="cosine", chunk_size=4)
+    assert not needs_it(loss="cosine") and not needs_it(loss="margin_mse")
+
+
 def test_chunks_must_divide_the_batch():
     with pytest.raises(errors.UserError, match=r"chunk_size = 3: must be a divisor of .* = 8"):
         _gradients(embeddings.Config(chunk_size=3))

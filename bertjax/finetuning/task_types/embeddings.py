@@ -90,10 +90,14 @@ class TaskType(base.TaskType):
     model_kinds = ("encoder",)
     any_texts = True
     searches = True
-    across_rows = True  # the loss compares a row with the other rows of its batch
     heads = ()  # the vectors are pooled from the last hidden states
     Config = Config
     output_notes = types.MappingProxyType({"vectors": "the vector of each text"})
+
+    @property
+    def across_rows(self) -> bool:
+        """Whether the loss compares a row with the others of its batch, or embeds it in chunks."""
+        return self.config.loss == "ranking" or self.config.chunk_size > 0
 
     @property
     def pooling(self) -> str:
