@@ -33,9 +33,8 @@ _FIRST_STEP = 8  # first_length is a multiple of this number of tokens
 _MIN_SAVING = 0.01  # the minimum share of all tokens that each additional bucket must save
 _MAX_BUCKETS = 10  # the maximum number of buckets
 # On a CPU, a batch is split into micro-batches that are as small as possible, but each has more
-# tokens than this. On two cores, larger micro-batches are no more efficient, and use more memory:
-# the activations for the backward pass (0.27 MB per token for MiniLM) are allocated and cleared in
-# every step.
+# tokens than this. On one and two cores, larger micro-batches are no more efficient, and their
+# activations for the backward pass take more memory (0.27 MB per token for MiniLM).
 _CPU_TOKENS = 768
 _TOKENS = ("input_ids", "decoder_input_ids")
 Row = Mapping[str, np.ndarray]
