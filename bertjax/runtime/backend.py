@@ -60,7 +60,7 @@ def start_with_kept_memory() -> None:
 
     A train step on a CPU allocates and frees gigabytes. The kernel clears each page before a
     process gets it: pages of 4 KiB cost a third of the step's time, and pages of 2 MiB that are
-    returned after each step cost 5 to 15% (benchmarks/README.md, section train_step.py). glibc
+    returned after each step cost 10 to 16% (benchmarks/README.md, section train_step.py). glibc
     (from 2.35 on) reads the options only when a program starts. NOTE: must be called before
     anything is imported or written.
     """
