@@ -60,9 +60,9 @@ def start_with_kept_memory() -> None:
 
     A train step on a CPU allocates and frees gigabytes. The kernel clears each page before a
     process gets it: pages of 4 KiB cost a third of the step's time, and pages of 2 MiB that are
-    returned after each step cost 10 to 16% (benchmarks/README.md, section train_step.py). glibc
-    (from 2.35 on) reads the options only when a program starts. NOTE: must be called before
-    anything is imported or written.
+    returned after each step cost 3 to 9% on a quiet machine and 10 to 16% on a busy one
+    (benchmarks/README.md, section train_step.py). glibc (from 2.35 on) reads the options only when
+    a program starts. NOTE: must be called before anything is imported or written.
     """
     user_options = os.environ.get("GLIBC_TUNABLES", "")
     if not sys.platform.startswith("linux") or has_accelerator():
