@@ -11,7 +11,7 @@ position. We compute them at the predicted positions, which is less work; for eq
 contender "ours, every position" computes them at all. T5 and GPT-2 do equal work anyway. ELECTRA
 has no such contender.
 
-Every contender runs in a process of its own. In each round, the contenders of a row take turns, so
+Every contender runs in a process of its own, and all of a row are in memory at once. In each round, the contenders of a row take turns, so
 that other load on the machine affects all of them. Columns: median tokens/s of the rounds; half the
 range of the rounds; the ratio of our tokens/s to those of the faster PyTorch, the median of the
 rounds' ratios; the same ratio by CPU time, which other load on the machine affects less; model
@@ -21,6 +21,7 @@ process; and the time of the first step beyond that of a later one, which is com
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -71,13 +72,21 @@ class Worker:
     def _line(self) -> str:
         line = self._process.stdout.readline()
         if not line:
-            raise errors.UserError(f"{self.name} ended with exit code {self._process.wait()}")
+            raise self._ended()
         return line
+
+    def _ended(self) -> errors.UserError:
+        code = self._process.wait()
+        cause = ": it was killed, perhaps for lack of memory; give fewer --contenders"
+        return errors.UserError(f"{self.name} ended with exit code {code}{cause * (code < 0)}")
 
     def run(self, seconds: float) -> None:
         """Runs steps for about `seconds`, at least one, and records their mean time."""
         count = max(1, round(seconds / self.about["step_seconds"]))
-        print(count, file=self._process.stdin, flush=True)
+        try:
+            print(count, file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            raise self._ended() from None
         wall, cpu, memory = self._line().split()
         self.seconds.append(float(wall))
         self.cpu_seconds.append(float(cpu))
@@ -85,7 +94,8 @@ class Worker:
 
     def close(self) -> None:
         """Ends the process."""
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
 
 
