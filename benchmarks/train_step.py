@@ -11,13 +11,14 @@ position. We compute them at the predicted positions, which is less work; for eq
 contender "ours, every position" computes them at all. T5 and GPT-2 do equal work anyway. ELECTRA
 has no such contender.
 
-Every contender runs in a process of its own, and all of a row are in memory at once. In each round, the contenders of a row take turns, so
-that other load on the machine affects all of them. Columns: median tokens/s of the rounds; half the
-range of the rounds; the ratio of our tokens/s to those of the faster PyTorch, the median of the
-rounds' ratios; the same ratio by CPU time, which other load on the machine affects less; model
-FLOPs of a step, matmuls only; the share of the peak, which is the best FLOP/s of a 2048 x 2048
-matmul in that dtype in either library; CPU time of a step over all threads; peak memory of the
-process; and the time of the first step beyond that of a later one, which is compilation.
+Every contender runs in a process of its own, and all of a row are in memory at once. In each round,
+the contenders of a row take turns, so that other load on the machine affects all of them. Columns:
+median tokens/s of the rounds; half the range of the rounds; the ratio of our tokens/s to those of
+the faster PyTorch, the median of the rounds' ratios; the same ratio by CPU time, which other load
+on the machine affects less; model FLOPs of a step, matmuls only; the share of the peak, which is
+the best FLOP/s of a 2048 x 2048 matmul in that dtype in either library; CPU time of a step over all
+threads; peak memory of the process; and the time of the first step beyond that of a later one,
+which is compilation.
 """
 
 import argparse
