@@ -120,7 +120,7 @@ class Layer(post_norm.Layer):
             rows_T = disentangled.rows_of_any_length(
                 x_BLD.shape[1], config.max_length, *buckets
             )
-            bias = functools.partial(disentangled.bias, tables=tables, rows_T=rows_T)
+            bias = disentangled.Terms(tables, rows_T)
         return attend(x_BLD, mask, deterministic, memory=memory_BLD, bias=bias)
 
     def _project(self, attend: attention.Attention, table_RD: jax.Array) -> dict[str, jax.Array]:
