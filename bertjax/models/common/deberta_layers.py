@@ -5,7 +5,6 @@ Sources: He et al., arXiv 2006.03654, and the code of version 2 (microsoft/DeBER
 R rows of the table of relative positions.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
