@@ -76,7 +76,7 @@ class Config(bert.Config):
     def __post_init__(self):
         encoders.check(self, HEADS)
         errors.check(self.attention in ("auto", "xla", "rows"), "attention", self.attention,
-                     "'auto', 'xla' or 'rows': no other kernel has the terms for distances")  # fmt: skip
+                     "'auto', 'xla' or 'rows': no other kernel adds position terms")  # fmt: skip
         terms = tuple(term for term in disentangled.TERMS if term in self.position_terms)
         errors.check(self.position_terms == terms, "model.position_terms", self.position_terms,
                      f"a tuple of {', '.join(disentangled.TERMS)}, in this order")  # fmt: skip

@@ -116,9 +116,7 @@ class Layer(post_norm.Layer):
             if "p2c" in terms:  # the queries of c2p are scaled already
                 tables["p2c"] = tables["p2c"] * scale
             buckets = config.position_buckets, config.longest_distance
-            rows_T = disentangled.rows_of_any_length(
-                x_BLD.shape[1], config.max_length, *buckets
-            )
+            rows_T = disentangled.rows_of_any_length(x_BLD.shape[1], config.max_length, *buckets)
             bias = disentangled.Terms(tables, rows_T)
         return attend(x_BLD, mask, deterministic, memory=memory_BLD, bias=bias)
 

@@ -92,7 +92,13 @@ def attend(
                 raise errors.UserError(
                     f"config.attention = 'rows': {key} = {value} must be {allowed}; use 'auto'"
                 )
-        function, other_arrays = _rows(arrays, mask, extras)
+        # Imported here because importing Pallas takes half a second.
+        from bertjax.models.common import row_attention
+
+        interpret = _device().platform == "cpu"
+        function, other_arrays = row_attention.of_shard(
+            arrays, mask, extras.bias, extras.seed, extras.rate, interpret
+        )
     else:
         function, other_arrays = _KERNELS[name](mask, *query_BLNH.shape[:2], key_BSNH.shape[1])
     return sharding.map_shards(function, arrays | other_arrays, _AXES, like="query")
@@ -200,44 +206,6 @@ def in_training(
         return "rows"
     is_plain = model.score_bias == "none" and model.attention_dropout_rate == 0.0
     return "splash" if is_plain and _is_long(length) else "xla"
-
-
-def _rows(
-    arrays: dict[str, jax.Array], mask: masks.Mask, extras: Extras
-) -> tuple[Callable, dict[str, jax.Array]]:
-    """Like `_splash`; `mask_arrays` also has the arrays of the bias and the dropout."""
-    # Imported here because importing Pallas takes half a second.
-    from bertjax.models.common import row_attention
-
-    head_dim = arrays["query"].shape[-1]
-    options = row_attention.Options(
-        head_dim,
-        rate=0.0 if extras.seed is None else extras.rate,
-        causal=mask.causal,
-        window=mask.window,
-        everywhere_share=mask.everywhere_share,
-        interpret=_device().platform == "cpu",
-    )
-    inputs = row_attention.inputs_of(arrays, mask, extras.seed if options.rate else None)
-    if isinstance(extras.bias, disentangled.Terms):
-        shared = {
-            term: jnp.pad(table_TNH, ((0, 1), (0, 0), (0, 0)))  # 2 L rows
-            for term, table_TNH in extras.bias.expanded().items()
-        }
-    else:
-        shared = {} if extras.bias is None else {"bias": extras.bias}
-
-    def attend_shard(arrays: dict[str, jax.Array]) -> jax.Array:
-        operands = [arrays[name] for name in ("query", "key", "value")]
-        flat = [x.reshape(*x.shape[:2], -1) for x in operands]
-        of_rows = {
-            name: arrays[name].reshape(len(arrays[name]), -1) if name != "bias" else arrays[name]
-            for name in shared
-        }
-        others = {name: arrays[name] for name in inputs}
-        return row_attention.attend(options, *flat, of_rows, others).reshape(operands[0].shape)
-
-    return attend_shard, inputs | shared
 
 
 def _splash(mask: masks.Mask, batch: int, num_queries: int, num_keys: int) -> tuple[Callable, dict]:
@@ -403,5 +371,5 @@ def check_mesh(name: str, mesh: Any, platform: str | None = None) -> None:
     supported = [*PLAIN, *(kernel for kernel, runs_on in _PLATFORMS.items() if runs_on == target)]
     allowed = f"{', '.join(supported[:-1])} or {supported[-1]} on a {target}"
     errors.check(name in supported, "attention", name, allowed)
-    errors.check(mesh.shape["sequence"] == 1, "attention", name, "'xla' if the mesh axis "
-                                                                 "'sequence' is larger than 1")
+    allowed = "'xla' if the mesh axis 'sequence' is larger than 1"
+    errors.check(mesh.shape["sequence"] == 1, "attention", name, allowed)

@@ -82,7 +82,54 @@ def attend(
     return _forward(options, query_BLD, key_BSD, value_BSD, shared, inputs)[0]
 
 
-def inputs_of(
+def of_shard(
+    arrays: Mapping[str, jax.Array],
+    mask: masks.Mask,
+    bias: jax.Array | disentangled.Terms | None,
+    seed: jax.Array | None,
+    rate: float,
+    interpret: bool,
+) -> tuple[Callable, dict[str, jax.Array]]:
+    """Returns (function, other_arrays) to compute the attention of one device's rows and heads.
+
+    function: returns the output [B, L, N, H] for {name: array} of `arrays` and of `other_arrays`.
+    arrays: query [B, L, N, H], key and value [B, S, N, H], of which only the shapes are used here.
+    bias, seed, rate: see `kernels.Extras`. interpret: see `Options`.
+    """
+    if isinstance(bias, disentangled.Terms):
+        shared = {
+            term: jnp.pad(table_TNH, ((0, 1), (0, 0), (0, 0)))  # 2 L rows
+            for term, table_TNH in bias.expanded().items()
+        }
+    else:
+        shared = {} if bias is None else {"bias": bias}
+    options = Options(
+        arrays["query"].shape[-1],
+        rate=0.0 if seed is None else rate,
+        causal=mask.causal,
+        window=mask.window,
+        everywhere_share=mask.everywhere_share,
+        interpret=interpret,
+    )
+    inputs = _inputs_of(arrays, mask, seed if options.rate else None)
+
+    def attend_shard(arrays: dict[str, jax.Array]) -> jax.Array:
+        def flat(name: str) -> jax.Array:
+            array = arrays[name]
+            return array if name == "bias" else array.reshape(*array.shape[:-2], -1)
+
+        out_BLD = attend(
+            options,
+            *map(flat, ("query", "key", "value")),
+            {name: flat(name) for name in shared},
+            {name: arrays[name] for name in inputs},
+        )
+        return out_BLD.reshape(arrays["query"].shape)
+
+    return attend_shard, inputs | shared
+
+
+def _inputs_of(
     arrays: Mapping[str, jax.Array], mask: masks.Mask, seed: jax.Array | None
 ) -> dict[str, jax.Array]:
     """Returns the `inputs` of `attend` for a mask, and for dropout with this seed unless None.
