@@ -84,24 +84,21 @@ def test_on_a_mesh():
         trees.assert_close(_value_and_grad("rows", **fields), expected, 1e-4)
 
 
-@pytest.mark.proof
-@pytest.mark.parametrize("shift", [0, 129])
-def test_a_tpu_rotates_as_the_interpreter_is_told(shift):
+@pytest.mark.parametrize("strided", [True, False])
+@pytest.mark.parametrize(("shift", "step"), [(0, 1), (-7, 1), (129, -1)])
+def test_each_row_is_rotated_by_another_amount(strided, shift, step):
+    """As TPUs do from v5 on, and as TPUs v4 and the interpreter of the other tests do."""
     x = np.random.default_rng(0).standard_normal((8, 256)).astype(np.float32)
+    options = row_attention.Options(64, interpret=True, strided=strided)
+    row = types.SimpleNamespace(call=types.SimpleNamespace(options=options))
 
-    def rotated(interpret):
-        options = row_attention.Options(64, interpret=interpret)
-        row = types.SimpleNamespace(call=types.SimpleNamespace(options=options))
+    def kernel(x_ref, out_ref):
+        out_ref[...] = row_distances._rotated(row, x_ref[...], shift, step)
 
-        def kernel(x_ref, out_ref):
-            out_ref[...] = row_distances._rotated(row, x_ref[...], shift)
-
-        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return pl.pallas_call(kernel, out_shape=out, interpret=True)(x)
-
-    expected = np.stack([np.roll(row, shift + number) for number, row in enumerate(x)])
-    for interpret in (False, True):
-        np.testing.assert_array_equal(rotated(interpret), expected)
+    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    found = pl.pallas_call(kernel, out_shape=out, interpret=True)(x)
+    expected = np.stack([np.roll(row, shift + step * place) for place, row in enumerate(x)])
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_auto_chooses_rows_on_tpus(monkeypatch):

@@ -95,9 +95,8 @@ def attend(
         # Imported here because importing Pallas takes half a second.
         from bertjax.models.common import row_attention
 
-        interpret = _device().platform == "cpu"
         function, other_arrays = row_attention.of_shard(
-            arrays, mask, extras.bias, extras.seed, extras.rate, interpret
+            arrays, mask, extras.bias, extras.seed, extras.rate, _device()
         )
     else:
         function, other_arrays = _KERNELS[name](mask, *query_BLNH.shape[:2], key_BSNH.shape[1])

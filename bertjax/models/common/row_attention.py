@@ -52,6 +52,7 @@ class Options:
     window: int = 0
     everywhere_share: float = 1.0
     interpret: bool = False
+    strided: bool = True
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -88,13 +89,13 @@ def of_shard(
     bias: jax.Array | disentangled.Terms | None,
     seed: jax.Array | None,
     rate: float,
-    interpret: bool,
+    device: Any,
 ) -> tuple[Callable, dict[str, jax.Array]]:
     """Returns (function, other_arrays) to compute the attention of one device's rows and heads.
 
     function: returns the output [B, L, N, H] for {name: array} of `arrays` and of `other_arrays`.
     arrays: query [B, L, N, H], key and value [B, S, N, H], of which only the shapes are used here.
-    bias, seed, rate: see `kernels.Extras`. interpret: see `Options`.
+    bias, seed, rate: see `kernels.Extras`. device: the device to compile for, or a description.
     """
     if isinstance(bias, disentangled.Terms):
         shared = {
@@ -109,7 +110,8 @@ def of_shard(
         causal=mask.causal,
         window=mask.window,
         everywhere_share=mask.everywhere_share,
-        interpret=interpret,
+        interpret=device.platform == "cpu",
+        strided=device.platform == "tpu" and not device.device_kind.startswith("TPU v4"),
     )
     inputs = _inputs_of(arrays, mask, seed if options.rate else None)
 

@@ -1,9 +1,10 @@
 """DeBERTa's terms for distances (`models.common.disentangled`) in the kernels of `row_attention`.
 
 The product of queries or keys with a table of distances has a column for each distance. To become
-scores, each of its rows moves by one place less than the row above. A TPU rotates each row of a
-block by one more place than the row above (`pltpu.roll` with a stride). The gradient has to move
-back, so it is turned upside down before that, and again after it.
+scores, each of its rows moves by one place more than the row above; the gradient moves back. TPUs
+from v5 on rotate the rows of a block by growing amounts (`pltpu.roll` with a stride), but not by
+falling ones. So the gradient is turned upside down before and after. TPUs v4 and the interpreter
+rotate in seven steps, one for each bit of a row's number.
 
 c2p is computed for a chunk of R queries and all C keys, which have R + C - 1 distances. p2c is
 computed for R keys at a time; they have 2 R - 1 distances to the chunk.
@@ -93,23 +94,27 @@ def _distances_of_keys(row: Any, start: Any, first: int) -> Any:
 
 def _skewed(row: Any, x_RU: jax.Array, width: int) -> jax.Array:
     """Returns y [R, width] with y[i, j] = x[i, j - i + R - 1]; float32."""
-    size, distances = x_RU.shape
-    return _rotated(row, x_RU, distances - size + 1)[:, :width]
+    return _rotated(row, x_RU, 1 - len(x_RU), 1)[:, :width]
 
 
 def _unskewed(row: Any, y_RC: jax.Array, distances: int) -> jax.Array:
     """Returns the gradient [R, U] of x from the gradient of y in `_skewed`; float32."""
     padded_RU = jnp.pad(y_RC, ((0, 0), (0, distances - y_RC.shape[1])))
-    return _upside_down(_rotated(row, _upside_down(padded_RU), 0))
+    return _rotated(row, padded_RU, len(y_RC) - 1, -1)
 
 
-def _rotated(row: Any, x_RU: jax.Array, shift: int) -> jax.Array:
-    """Returns y with y[i, j + shift + i] = x[i, j], columns modulo U."""
-    if not row.call.options.interpret:
-        return pltpu.roll(x_RU, shift, 1, stride=1, stride_axis=0)
-    # The interpreter of `pltpu.roll` compiles each row for itself, which takes minutes.
-    rows_RU, columns_RU = (jax.lax.broadcasted_iota(jnp.int32, x_RU.shape, i) for i in (0, 1))
-    return jnp.take_along_axis(x_RU, (columns_RU - rows_RU - shift) % x_RU.shape[1], axis=1)
+def _rotated(row: Any, x_RU: jax.Array, shift: int, step: int) -> jax.Array:
+    """Returns y with y[i, j + shift + step * i] = x[i, j], columns modulo U. step: 1 or -1."""
+    size, columns = x_RU.shape
+    if not row.call.options.strided:
+        place_RU = jax.lax.broadcasted_iota(jnp.int32, x_RU.shape, 0)
+        for power in range((size - 1).bit_length()):
+            moved_RU = pltpu.roll(x_RU, step * 2**power % columns, 1)
+            x_RU = jnp.where(place_RU >> power & 1 == 1, moved_RU, x_RU)
+        return pltpu.roll(x_RU, shift % columns, 1)
+    if step == 1:
+        return pltpu.roll(x_RU, shift % columns, 1, stride=1, stride_axis=0)
+    return _upside_down(_rotated(row, _upside_down(x_RU), shift + 1 - size, 1))
 
 
 def _upside_down(x_RU: jax.Array) -> jax.Array:
