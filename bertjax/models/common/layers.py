@@ -59,8 +59,8 @@ class Compute:
     unroll_layers: bool = False
     attention: str = "auto"
 
-    # What is added to the attention scores: "none", an "array", or a "function" of queries and
-    # keys. No kernel supports a function.
+    # What is added to the attention scores: "none", an "array", or "distances", the terms of
+    # `models.common.disentangled`.
     score_bias: ClassVar[str] = "none"
 
     @property
