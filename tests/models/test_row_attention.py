@@ -46,7 +46,7 @@ MASKS = {
 
 
 def _value_and_grad(name, mask, *, bias=None, dtype="float32", real=REAL, **fields):
-    """Sum of random products with the real outputs; gradient by parameters, input and bias."""
+    """Sum of squared random products with the outputs; gradient by parameters, input, bias."""
     config = bert.Config(**{**FIELDS, **fields}, attention=name, dtype=dtype)
     module = attention.Attention(config, use_bias=False)
     x_BLD = jax.random.normal(jax.random.key(0), (*real.shape, config.hidden_size))
@@ -58,7 +58,7 @@ def _value_and_grad(name, mask, *, bias=None, dtype="float32", real=REAL, **fiel
             {"params": params}, x_BLD.astype(dtype), mask, False,
             bias=bias, rngs={"dropout": jax.random.key(3)},
         )  # fmt: skip
-        return jnp.sum(jnp.where(real[..., None], out_BLD, 0.0) * weights_BLD)
+        return jnp.sum(jnp.where(real[..., None], out_BLD * weights_BLD, 0.0) ** 2)
 
     inputs = (0, 1) if bias is None else (0, 1, 2)
     return jax.jit(jax.value_and_grad(total, argnums=inputs))(params, x_BLD, bias)
@@ -107,7 +107,7 @@ def test_the_dropout_bits_are_those_of_the_plain_computation():
     extras = kernels.Extras(seed=seed, rate=rate)
     found = kernels.attend("rows", zeros_BLNH, zeros_BLNH, value_BSNH, masks.Mask(), extras)
     ones_BNLS = jnp.ones((num_rows, heads, length, length)) / length
-    expected = layers.drop(ones_BNLS, rate, seed)
+    expected = layers.drop(ones_BNLS, rate, seed, bits_of=hashing.weight_bits)
     assert 0 < float((expected == 0).mean()) < 1
     np.testing.assert_allclose(found[:, :, 0], expected[:, 0], rtol=1e-6)
 

@@ -31,7 +31,7 @@ MASKS = {"padding": masks.padding(REAL), "segments": masks.segments(SEGMENTS, SE
 
 
 def _value_and_grad(name, *, terms=disentangled.TERMS, mask="segments", dtype="float32", **fields):
-    """Sum of random products with the outputs; gradient by parameters, input and tables."""
+    """Sum of squared random products with the outputs; gradient by parameters, input and tables."""
     config = deberta.Config(**{**FIELDS, **fields}, attention=name, dtype=dtype)
     module = attention.Attention(config, use_bias=False)
     x_BLD = jax.random.normal(jax.random.key(0), (B, L, config.hidden_size))
@@ -50,7 +50,7 @@ def _value_and_grad(name, *, terms=disentangled.TERMS, mask="segments", dtype="f
             {"params": params}, x_BLD.astype(dtype), MASKS[mask], False,
             bias=disentangled.Terms(tables, rows_T), rngs={"dropout": jax.random.key(3)},
         )  # fmt: skip
-        return jnp.sum(jnp.where(REAL[..., None], out_BLD, 0.0) * weights_BLD)
+        return jnp.sum(jnp.where(REAL[..., None], out_BLD * weights_BLD, 0.0) ** 2)
 
     return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(params, x_BLD, tables)
 

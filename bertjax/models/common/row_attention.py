@@ -3,7 +3,7 @@
 All keys of a row fit into a TPU's on-chip memory (VMEM). So a kernel computes the scores, the
 softmax and the dropout of some queries against all keys, and writes nothing but the output. The
 backward kernel computes the scores again; only queries, keys, values and masks are saved for it.
-The dropout masks are those of `layers.drop` on the attention weights [B, N, L, S]. Scores and
+The dropout masks are those of `hashing.weight_bits` for weights [B, N, L, S]. Scores and
 softmax are float32, as in the plain computation of `models.common.attention`.
 
 The arrays stay [B, L, N * H], as the dense layers before and after the attention have them, because

@@ -126,11 +126,12 @@ class _Row:
         number = refs["head_numbers"][self.place[0] * call.heads + head]
         key = refs["row_keys"][self.place[2] * call.rows + self.index]
         queries_R1, keys_1C = self._places(start, low, high)
-        # NOTE: the vector unit limits the kernel, so there is only one operation on [R, C].
-        position_RC = (number * call.length + queries_R1) * call.num_keys + keys_1C
-        position_RC = position_RC.astype(jnp.uint32)
-        bits_RC = hashing.bits_at(position_RC, key.astype(jnp.uint32))
-        return hashing.keeps(bits_RC, call.options.rate)
+        queries_R1 = queries_R1[: hashing.PAIR]
+        # NOTE: the vector unit limits the kernel, so the position is a single sum of a column and a
+        # row, and only half of the queries are hashed.
+        position = (number * call.length + queries_R1) * call.num_keys + keys_1C
+        bits = hashing.bits_at(position.astype(jnp.uint32), key.astype(jnp.uint32))
+        return hashing.keeps(hashing.paired(bits, call.chunk), call.options.rate)
 
 
 def _exponentials(scores_RC: jax.Array) -> tuple[jax.Array, jax.Array]:
