@@ -10,6 +10,8 @@ two rows the same bits in a different order.
 import jax
 import jax.numpy as jnp
 
+PAIR = 64  # the distance between two queries whose attention weights share a hash
+
 
 def hash_bits(seed: jax.Array, shape: tuple[int, ...], first_row: jax.Array | int = 0) -> jax.Array:
     """Returns uint32[shape] of random bits: a hash of (seed, position), the same for any sharding.
@@ -18,6 +20,36 @@ def hash_bits(seed: jax.Array, shape: tuple[int, ...], first_row: jax.Array | in
     memory. first_row: as in `row_keys`.
     """
     return _hash(row_keys(seed, shape[0], first_row), shape)
+
+
+def weight_bits(
+    seed: jax.Array, shape: tuple[int, int, int, int], first_row: jax.Array | int = 0
+) -> jax.Array:
+    """Returns uint32[B, N, L, S] of random bits for attention weights, the same for any sharding.
+
+    Two queries that are PAIR places apart share a hash, which a kernel computes once: see `paired`.
+    first_row: as in `row_keys`.
+    """
+    batch, num_heads, length, num_keys = shape
+    head_N11 = jax.lax.broadcasted_iota(jnp.uint32, (num_heads, 1, 1), 0)
+    query_1L1 = jax.lax.broadcasted_iota(jnp.uint32, (1, length, 1), 1)
+    key_11S = jax.lax.broadcasted_iota(jnp.uint32, (1, 1, num_keys), 2)
+    second_1L1 = query_1L1 & jnp.uint32(PAIR)
+    first_NL1 = head_N11 * jnp.uint32(length) + (query_1L1 ^ second_1L1)
+    position_NLS = first_NL1 * jnp.uint32(num_keys) + key_11S
+    bits = bits_at(position_NLS[None], row_keys(seed, batch, first_row).reshape(-1, 1, 1, 1))
+    return bits << jnp.where(second_1L1 > 0, jnp.uint32(16), jnp.uint32(0))[None]
+
+
+def paired(bits_at_first: jax.Array, num_queries: int) -> jax.Array:
+    """Returns the `weight_bits` [num_queries, S] of at most 2 * PAIR consecutive queries.
+
+    bits_at_first: `bits_at` of the queries, [at most PAIR, S]. The first query is a multiple of
+    2 * PAIR. The bits of the second PAIR queries are the lower halves of those of the first.
+    """
+    if num_queries <= PAIR:
+        return bits_at_first
+    return jnp.concatenate([bits_at_first, (bits_at_first << 16)[: num_queries - PAIR]])
 
 
 def hash_bits_by_row(seed_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:

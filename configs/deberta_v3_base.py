@@ -4,7 +4,7 @@
 
 125,000 steps of 2,048 sequences of 512 tokens: 131G tokens, 1.6e20 FLOPs. This is the base model of
 the paper's comparisons, on Wikipedia and books (section 3.1); the released models saw 160 GB of
-text. TPU v5e-256: 5.3 hours at least (`bertjax plan`: memory bounds the MFU to 0.17; not a run).
+text. TPU v5e-256: 0.92 hours at least (`bertjax plan`: MFU at most 0.96; not a run).
 
 The sizes of both models are those of the authors' code (microsoft/DeBERTa,
 experiments/language_model/rtd_base.json). `bertjax tokenizer --kind=unigram` trains a tokenizer of

@@ -71,12 +71,12 @@ class Config(bert.Config):
     layer_norm_eps: float = 1e-7
     heads: tuple[str, ...] = ("mlm", "rtd")
 
-    score_bias: ClassVar[str] = "function"
+    score_bias: ClassVar[str] = "distances"
 
     def __post_init__(self):
         encoders.check(self, HEADS)
-        errors.check(self.attention in ("auto", "xla"), "attention", self.attention,
-                     "'auto' or 'xla': no kernel adds DeBERTa's position terms")  # fmt: skip
+        errors.check(self.attention in ("auto", "xla", "rows"), "attention", self.attention,
+                     "'auto', 'xla' or 'rows': no other kernel adds position terms")  # fmt: skip
         terms = tuple(term for term in disentangled.TERMS if term in self.position_terms)
         errors.check(self.position_terms == terms, "model.position_terms", self.position_terms,
                      f"a tuple of {', '.join(disentangled.TERMS)}, in this order")  # fmt: skip

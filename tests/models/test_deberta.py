@@ -70,7 +70,8 @@ def test_bias_is_the_sum_of_the_products_by_distance(terms, buckets):
     rows = 2 * (buckets or longest)
     query, key = rng.standard_normal((2, batch, length, heads, width), np.float32)
     tables = {t: rng.standard_normal((rows, heads, width), np.float32) for t in terms}
-    found = disentangled.bias(query, key, tables, disentangled.table_rows(length, buckets, longest))
+    rows_T = disentangled.table_rows(length, buckets, longest)
+    found = disentangled.Terms(tables, rows_T)(query, key)
     expected = np.zeros((batch, heads, length, length))
     for i in range(length):
         for j in range(length):

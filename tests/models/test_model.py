@@ -284,6 +284,21 @@ def test_hash_bits_are_fair_and_independent():
         assert abs((rows[:, shift:] * rows[:, :-shift]).mean()) < 5 / math.sqrt(rows.size)
 
 
+def test_weight_bits_are_fair_and_independent():
+    """Also those of two queries that share a hash."""
+    shape = (4, 2, 200, 160)
+    bits = np.asarray(hashing.weight_bits(jnp.uint32(7), shape))
+    for bit in range(16, 32):  # those that dropout needs
+        share = ((bits >> bit) & 1).mean()
+        assert abs(share - 0.5) < 5 * 0.5 / math.sqrt(bits.size), bit
+    dropped = (bits < np.uint32(0.1 * 2**32)) - 0.1
+    for distance in (1, 63, hashing.PAIR, 65, 2 * hashing.PAIR):
+        products = dropped[:, :, distance:] * dropped[:, :, :-distance]
+        assert abs(products.mean()) < 5 * 0.09 / math.sqrt(products.size), distance
+    part = hashing.weight_bits(jnp.uint32(7), (1, *shape[1:]), first_row=jnp.int32(3))
+    np.testing.assert_array_equal(part, bits[3:])
+
+
 def test_groups_of_devices_drop_other_rows_and_the_same_of_a_table():
     x, seed = np.ones((8, 64), np.float32), jnp.uint32(7)
 

@@ -15,7 +15,7 @@ from bertjax import config as config_lib
 from bertjax import device_groups, errors, hashing, plugins
 from bertjax.models import bert
 from bertjax.models.common import attention, kernels, layers, masks, row_attention
-from tests.helpers import encoders, meshes, proofs
+from tests.helpers import encoders, meshes, proofs, trees
 
 B, L = 2, 256  # two chunks of 128 queries
 FIELDS = {"hidden_size": 128, "num_heads": 2, "attention_dropout_rate": 0.2, "init_std": 0.1}
@@ -46,7 +46,7 @@ MASKS = {
 
 
 def _value_and_grad(name, mask, *, bias=None, dtype="float32", real=REAL, **fields):
-    """Sum of random products with the real outputs; gradient by parameters, input and bias."""
+    """Sum of squared random products with the outputs; gradient by parameters, input, bias."""
     config = bert.Config(**{**FIELDS, **fields}, attention=name, dtype=dtype)
     module = attention.Attention(config, use_bias=False)
     x_BLD = jax.random.normal(jax.random.key(0), (*real.shape, config.hidden_size))
@@ -58,20 +58,10 @@ def _value_and_grad(name, mask, *, bias=None, dtype="float32", real=REAL, **fiel
             {"params": params}, x_BLD.astype(dtype), mask, False,
             bias=bias, rngs={"dropout": jax.random.key(3)},
         )  # fmt: skip
-        return jnp.sum(jnp.where(real[..., None], out_BLD, 0.0) * weights_BLD)
+        return jnp.sum(jnp.where(real[..., None], out_BLD * weights_BLD, 0.0) ** 2)
 
     inputs = (0, 1) if bias is None else (0, 1, 2)
     return jax.jit(jax.value_and_grad(total, argnums=inputs))(params, x_BLD, bias)
-
-
-def _assert_close(found, expected, rtol):
-    for (path, a), b in zip(
-        jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
-    ):
-        scale = float(np.abs(b).max())
-        np.testing.assert_allclose(
-            a, b, rtol=0, atol=rtol * scale, err_msg=jax.tree_util.keystr(path)
-        )
 
 
 def _bias(num_heads=2):
@@ -83,14 +73,14 @@ def test_rows_agrees_with_xla_in_values_and_gradients(name):
     """With a bias, its gradient, and dropout: another dropout mask would change all values."""
     mask = MASKS[name]
     expected = _value_and_grad("xla", mask, bias=_bias())
-    _assert_close(_value_and_grad("rows", mask, bias=_bias()), expected, 1e-4)
+    trees.assert_close(_value_and_grad("rows", mask, bias=_bias()), expected, 1e-4)
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("name", MASKS)
 def test_in_bfloat16(name):
     expected = _value_and_grad("xla", MASKS[name], dtype="bfloat16")
-    _assert_close(_value_and_grad("rows", MASKS[name], dtype="bfloat16"), expected, 2e-2)
+    trees.assert_close(_value_and_grad("rows", MASKS[name], dtype="bfloat16"), expected, 2e-2)
 
 
 @pytest.mark.proof
@@ -105,7 +95,7 @@ def test_a_mask_changes_what_rows_computes():
 def test_one_head_of_128():
     fields = {"num_heads": 1, "hidden_size": 128}
     expected = _value_and_grad("xla", MASKS["padding"], **fields)
-    _assert_close(_value_and_grad("rows", MASKS["padding"], **fields), expected, 1e-4)
+    trees.assert_close(_value_and_grad("rows", MASKS["padding"], **fields), expected, 1e-4)
 
 
 def test_the_dropout_bits_are_those_of_the_plain_computation():
@@ -117,7 +107,7 @@ def test_the_dropout_bits_are_those_of_the_plain_computation():
     extras = kernels.Extras(seed=seed, rate=rate)
     found = kernels.attend("rows", zeros_BLNH, zeros_BLNH, value_BSNH, masks.Mask(), extras)
     ones_BNLS = jnp.ones((num_rows, heads, length, length)) / length
-    expected = layers.drop(ones_BNLS, rate, seed)
+    expected = layers.drop(ones_BNLS, rate, seed, bits_of=hashing.weight_bits)
     assert 0 < float((expected == 0).mean()) < 1
     np.testing.assert_allclose(found[:, :, 0], expected[:, 0], rtol=1e-6)
 
@@ -141,7 +131,7 @@ def test_rows_on_a_mesh(rows, fsdp, tensor):
     expected = _value_and_grad("xla", mask, bias=bias, **fields)
     with jax.set_mesh(meshes.of(rows, fsdp, tensor)):
         found = _value_and_grad("rows", mask, bias=bias, **fields)
-    _assert_close(found, expected, 1e-4)
+    trees.assert_close(found, expected, 1e-4)
 
 
 def test_rows_in_each_group_of_devices():
@@ -170,7 +160,7 @@ def test_rows_in_each_group_of_devices():
     expected = summed("xla")
     with jax.set_mesh(meshes.of(2, 1, 2)):
         found = summed("rows")
-    _assert_close(found, expected, 1e-4)
+    trees.assert_close(found, expected, 1e-4)
 
 
 @pytest.mark.proof
@@ -178,7 +168,7 @@ def test_rows_in_each_group_of_devices():
 def test_a_large_bias_is_read_in_blocks_of_queries(name, monkeypatch):
     monkeypatch.setattr(row_attention, "_BIAS_BYTES", 2**18)  # 128 of the 256 queries
     expected = _value_and_grad("xla", MASKS[name], bias=_bias())
-    _assert_close(_value_and_grad("rows", MASKS[name], bias=_bias()), expected, 1e-4)
+    trees.assert_close(_value_and_grad("rows", MASKS[name], bias=_bias()), expected, 1e-4)
 
 
 @pytest.mark.proof
@@ -188,7 +178,7 @@ def test_short_rows_share_a_grid_step():
         real = _segments(length) > 0
         real[0, 70:] = False
         expected = _value_and_grad("xla", masks.padding(real), real=real)
-        _assert_close(_value_and_grad("rows", masks.padding(real), real=real), expected, 1e-4)
+        trees.assert_close(_value_and_grad("rows", masks.padding(real), real=real), expected, 1e-4)
 
 
 @pytest.mark.proof
@@ -288,4 +278,4 @@ def test_a_whole_model_computes_the_same(family, remat):
 
         return jax.jit(jax.value_and_grad(total))(params)
 
-    _assert_close(run("rows"), run("xla"), 1e-3)
+    trees.assert_close(run("rows"), run("xla"), 1e-3)

@@ -63,3 +63,18 @@ def test_the_tpu_compiler_takes_rows_and_counts_its_flops(topology):
     (phase,) = plan_lib.make(config, hardware.parse_topology(topology), use_compiler=True).phases
     assert phase.compiled.error == "" and phase.compiled.silent_kernels == 0
     assert 1.0 < phase.flops_ratio < 1.1, "the FLOPs of the kernel are counted"
+
+
+@needs_libtpu
+@pytest.mark.proof
+@pytest.mark.parametrize("topology", ["v4-8", "v5e-8"])
+def test_the_tpu_compiler_takes_the_terms_for_distances(topology):
+    """With and without the rotation that TPUs have from v5 on."""
+    config = config_lib.default("deberta", "mini")
+    config.model.num_layers = config.model.generator_num_layers = 2
+    config.model.vocab_size = 1000
+    config.batch_size, config.num_steps = 64, 1000
+    config.data.length = config.model.max_length = 512
+    (phase,) = plan_lib.make(config, hardware.parse_topology(topology), use_compiler=True).phases
+    assert phase.compiled.error == "" and phase.compiled.silent_kernels == 0
+    assert 1.0 < phase.flops_ratio < 1.2, "the FLOPs of the kernel are counted"

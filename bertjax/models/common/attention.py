@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax import errors, sharding
+from bertjax import errors, hashing, sharding
 from bertjax.models.common import kernels, layers, masks, positions
 
 # Added to the scores: a float32 array [B or 1, N, L, S], or a function that returns this array. The
@@ -178,7 +178,7 @@ def _attend(
     visible_BLS = mask.dense(*scores_BNLS.shape[-2:])
     scores_BNLS = jnp.where(visible_BLS[:, None], scores_BNLS, layers.MASKED)
     weights_BNLS = jax.nn.softmax(scores_BNLS, axis=-1).astype(value_BSNH.dtype)
-    dropped_BNLS = layers.drop(weights_BNLS, rate, seed)
+    dropped_BNLS = layers.drop(weights_BNLS, rate, seed, bits_of=hashing.weight_bits)
     context_BLNH = jnp.einsum("bnls,bsnh->blnh", dropped_BNLS, value_BSNH)
     return context_BLNH, weights_BNLS if keep_weights else None
 

@@ -5,7 +5,6 @@ Sources: He et al., arXiv 2006.03654, and the code of version 2 (microsoft/DeBER
 R rows of the table of relative positions.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -117,10 +116,8 @@ class Layer(post_norm.Layer):
             if "p2c" in terms:  # the queries of c2p are scaled already
                 tables["p2c"] = tables["p2c"] * scale
             buckets = config.position_buckets, config.longest_distance
-            rows_T = disentangled.rows_of_any_length(
-                x_BLD.shape[1], config.max_length, *buckets
-            )
-            bias = functools.partial(disentangled.bias, tables=tables, rows_T=rows_T)
+            rows_T = disentangled.rows_of_any_length(x_BLD.shape[1], config.max_length, *buckets)
+            bias = disentangled.Terms(tables, rows_T)
         return attend(x_BLD, mask, deterministic, memory=memory_BLD, bias=bias)
 
     def _project(self, attend: attention.Attention, table_RD: jax.Array) -> dict[str, jax.Array]:

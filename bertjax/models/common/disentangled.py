@@ -12,6 +12,9 @@ Shapes: B batch, L queries, S keys (as many as queries), N heads, H head dim, R 
 relative positions, T = 2 L - 1 distances.
 """
 
+import dataclasses
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,32 +65,39 @@ def rows_of_any_length(
     return rows_T[longest - length : longest + length - 1]
 
 
-def bias(
-    query_BLNH: jax.Array,
-    key_BSNH: jax.Array,
-    tables: dict[str, jax.Array],
-    rows_T: np.ndarray | jax.Array,
-) -> jax.Array:
-    """Returns the terms of the attention scores that depend on distances, [B, N, L, S].
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """The terms of the scores of a layer, as a function of its queries and keys.
 
-    tables: {term: projected table of relative positions [R, N, H]}. rows_T: see `table_rows`.
-    All scaling is up to the caller.
+    tables: {term: projected table of relative positions [R, N, H]}. rows_T: see `table_rows`. All
+    scaling is up to the caller.
     """
-    # A mesh may shard the queries' length. Here every device computes all of it, because `_skewed`
-    # has no equivalent on shards.
-    axes = ("batch", "key_length", "heads", "head_dim")
-    query_BLNH, key_BSNH = (sharding.constrain(x, axes) for x in (query_BLNH, key_BSNH))
-    total = jnp.zeros((), query_BLNH.dtype)
-    if "c2p" in tables:
-        # From left to right, the keys of a query have falling distances.
-        table_TNH = _expanded(tables["c2p"], rows_T)
-        total += _skewed(jnp.einsum("blnh,tnh->bnlt", query_BLNH, table_TNH))
-    if "p2c" in tables:
-        # And the queries of a key have growing distances.
-        table_TNH = _expanded(tables["p2c"], rows_T[::-1])
-        by_key_BNSL = _skewed(jnp.einsum("bsnh,tnh->bnst", key_BSNH, table_TNH))
-        total += jnp.swapaxes(by_key_BNSL, 2, 3)
-    return sharding.constrain(total, ("batch", "heads", "key_length", "key_length"))
+
+    tables: Mapping[str, jax.Array]
+    rows_T: np.ndarray | jax.Array
+
+    def __call__(self, query_BLNH: jax.Array, key_BSNH: jax.Array) -> jax.Array:
+        """Returns the sum of the terms, [B, N, L, S]."""
+        # A mesh may shard the queries' length. Here every device computes all of it, because
+        # `_skewed` has no equivalent on shards.
+        axes = ("batch", "key_length", "heads", "head_dim")
+        query_BLNH, key_BSNH = (sharding.constrain(x, axes) for x in (query_BLNH, key_BSNH))
+        total, tables = jnp.zeros((), query_BLNH.dtype), self.expanded()
+        if "c2p" in tables:
+            total += _skewed(jnp.einsum("blnh,tnh->bnlt", query_BLNH, tables["c2p"]))
+        if "p2c" in tables:
+            by_key_BNSL = _skewed(jnp.einsum("bsnh,tnh->bnst", key_BSNH, tables["p2c"]))
+            total += jnp.swapaxes(by_key_BNSL, 2, 3)
+        return sharding.constrain(total, ("batch", "heads", "key_length", "key_length"))
+
+    def expanded(self) -> dict[str, jax.Array]:
+        """Returns {term: [T, N, H]}, the table's row of each distance.
+
+        From left to right, the keys of a query have falling distances, and the queries of a key
+        growing ones. So have the rows of c2p and p2c.
+        """
+        rows_T = {"c2p": self.rows_T, "p2c": self.rows_T[::-1]}
+        return {term: _expanded(table, rows_T[term]) for term, table in self.tables.items()}
 
 
 def _expanded(table_RNH: jax.Array, rows_T: np.ndarray | jax.Array) -> jax.Array:

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors, sharding
-from bertjax.models.common import masks
+from bertjax.models.common import disentangled, masks
 
 LENGTH_MULTIPLE = 128  # splash needs lengths that are a multiple of a TPU's vector width
 _BLOCKS = (512, 256, 128)  # block sizes of splash: the largest that divides the length is used
@@ -42,6 +42,8 @@ _AXES: dict[str, tuple[str | None, ...]] = {
     "everywhere": (),
     "mask": ("batch", None, None),
     "bias": (None, "heads", "length", "key_length"),
+    "c2p": (None, "heads", "head_dim"),
+    "p2c": (None, "heads", "head_dim"),
     "key_bias": ("batch", None, None),
     "query_segments": ("batch", None, None),
     "key_segments": ("batch", None, None),
@@ -55,11 +57,12 @@ _AXES: dict[str, tuple[str | None, ...]] = {
 class Extras:
     """What is added to the plain attention; of the kernels, only rows supports it.
 
-    bias: float32 [1, N, L, S], added to the scores, or None. seed, rate: seed and rate of the
-    dropout of the attention weights; if seed is None, there is no dropout.
+    bias: added to the scores: float32 [1, N, L, S], DeBERTa's terms for distances, or None. seed,
+    rate: seed and rate of the dropout of the attention weights; if seed is None, there is no
+    dropout.
     """
 
-    bias: jax.Array | None = None
+    bias: jax.Array | disentangled.Terms | None = None
     seed: jax.Array | None = None
     rate: float = 0.0
 
@@ -89,7 +92,12 @@ def attend(
                 raise errors.UserError(
                     f"config.attention = 'rows': {key} = {value} must be {allowed}; use 'auto'"
                 )
-        function, other_arrays = _rows(arrays, mask, extras)
+        # Imported here because importing Pallas takes half a second.
+        from bertjax.models.common import row_attention
+
+        function, other_arrays = row_attention.of_shard(
+            arrays, mask, extras.bias, extras.seed, extras.rate, _device()
+        )
     else:
         function, other_arrays = _KERNELS[name](mask, *query_BLNH.shape[:2], key_BSNH.shape[1])
     return sharding.map_shards(function, arrays | other_arrays, _AXES, like="query")
@@ -145,16 +153,24 @@ def _call_conditions(
     shards = 1 if mesh.empty else mesh.shape["tensor"]
     num_heads = num_heads // shards if num_heads % shards == 0 else num_heads
     lengths = {"length": query_BLNH.shape[1], "key length": key_BSNH.shape[1]}
-    yield from _row_conditions(num_heads, head_dim, lengths)
+    has_distances = isinstance(bias, disentangled.Terms)
+    yield from _row_conditions(num_heads, head_dim, lengths, has_distances)
     yield mask.start is None, "the first position", "given", "0, without a cache"
-    is_simple = bias is None or (not callable(bias) and len(bias) == 1)
-    yield is_simple, "the bias", "of each row", "the same array for all rows"
+    if has_distances:
+        is_whole = not mask.causal and not mask.window
+        yield is_whole, "the mask", "causal or local", "of keys and segments only, for distances"
+    else:
+        is_simple = bias is None or (not callable(bias) and len(bias) == 1)
+        yield is_simple, "the bias", "of each row", "the same array for all rows"
 
 
 def _row_conditions(
-    num_heads: int, head_dim: int, lengths: Mapping[str, int]
+    num_heads: int, head_dim: int, lengths: Mapping[str, int], has_distances: bool
 ) -> Iterator[_Condition]:
-    """Yields the requirements of rows. num_heads: the heads of a device."""
+    """Yields the requirements of rows.
+
+    num_heads: the heads of a device. has_distances: whether scores have DeBERTa's terms.
+    """
     yield head_dim in ROW_WIDTHS, "model.head_dim", head_dim, "64 or 128"
     yield (
         num_heads * head_dim % ROW_WIDTHS[-1] == 0,
@@ -163,10 +179,12 @@ def _row_conditions(
         "even on each device, because heads of width 64 are computed in pairs",
     )
     for key, length in lengths.items():
-        is_short = MIN_ROW <= length <= LENGTH_MULTIPLE
+        is_short = MIN_ROW <= length <= LENGTH_MULTIPLE and not has_distances
         is_long = length % LENGTH_MULTIPLE == 0 and length <= MAX_ROW
-        allowed = f"{MIN_ROW} to {LENGTH_MULTIPLE}, or a multiple of {LENGTH_MULTIPLE} up to"
-        yield is_short or is_long, key, length, f"{allowed} {MAX_ROW}"
+        allowed = f"a multiple of {LENGTH_MULTIPLE} up to {MAX_ROW}"
+        if not has_distances:
+            allowed = f"{MIN_ROW} to {LENGTH_MULTIPLE}, or {allowed}"
+        yield is_short or is_long, key, length, allowed
 
 
 def in_training(
@@ -179,44 +197,14 @@ def in_training(
     """
     if name != "auto":
         return name
-    if platform != "tpu" or mesh_sizes["sequence"] > 1 or model.score_bias == "function":
+    if platform != "tpu" or mesh_sizes["sequence"] > 1:
         return "xla"
     num_heads = model.num_heads // mesh_sizes["tensor"]
-    if all(ok for ok, *_ in _row_conditions(num_heads, model.head_dim, {"length": length})):
+    sizes = num_heads, model.head_dim, {"length": length}
+    if all(ok for ok, *_ in _row_conditions(*sizes, model.score_bias == "distances")):
         return "rows"
     is_plain = model.score_bias == "none" and model.attention_dropout_rate == 0.0
     return "splash" if is_plain and _is_long(length) else "xla"
-
-
-def _rows(
-    arrays: dict[str, jax.Array], mask: masks.Mask, extras: Extras
-) -> tuple[Callable, dict[str, jax.Array]]:
-    """Like `_splash`; `mask_arrays` also has the arrays of the bias and the dropout."""
-    # Imported here because importing Pallas takes half a second.
-    from bertjax.models.common import row_attention
-
-    head_dim = arrays["query"].shape[-1]
-    options = row_attention.Options(
-        head_dim,
-        rate=0.0 if extras.seed is None else extras.rate,
-        causal=mask.causal,
-        window=mask.window,
-        everywhere_share=mask.everywhere_share,
-        interpret=_device().platform == "cpu",
-    )
-    inputs = row_attention.inputs_of(arrays, mask, extras.seed if options.rate else None)
-    if extras.bias is not None:
-        inputs["bias"] = extras.bias
-
-    def attend_shard(arrays: dict[str, jax.Array]) -> jax.Array:
-        inputs = dict(arrays)
-        query_BLNH = inputs.pop("query")
-        operands = query_BLNH, inputs.pop("key"), inputs.pop("value")
-        flat = [x.reshape(*x.shape[:2], -1) for x in operands]
-        bias = inputs.pop("bias", None)
-        return row_attention.attend(options, *flat, bias, inputs).reshape(query_BLNH.shape)
-
-    return attend_shard, inputs
 
 
 def _splash(mask: masks.Mask, batch: int, num_queries: int, num_keys: int) -> tuple[Callable, dict]:
@@ -349,7 +337,8 @@ def check(
         return
     condition = f"with config.attention = {name!r}"
     if name == "rows":
-        for ok, key, value, allowed in _row_conditions(model.num_heads, model.head_dim, lengths):
+        sizes = model.num_heads, model.head_dim, lengths
+        for ok, key, value, allowed in _row_conditions(*sizes, model.score_bias == "distances"):
             errors.check(ok, key, value, f"{allowed} {condition} ('auto' allows any)")
         return
     rate = model.attention_dropout_rate
@@ -381,5 +370,5 @@ def check_mesh(name: str, mesh: Any, platform: str | None = None) -> None:
     supported = [*PLAIN, *(kernel for kernel, runs_on in _PLATFORMS.items() if runs_on == target)]
     allowed = f"{', '.join(supported[:-1])} or {supported[-1]} on a {target}"
     errors.check(name in supported, "attention", name, allowed)
-    errors.check(mesh.shape["sequence"] == 1, "attention", name, "'xla' if the mesh axis "
-                                                                 "'sequence' is larger than 1")
+    allowed = "'xla' if the mesh axis 'sequence' is larger than 1"
+    errors.check(mesh.shape["sequence"] == 1, "attention", name, allowed)

@@ -7,6 +7,7 @@ does nothing outside a mesh; the sharding of parameters is defined by `sharding.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -59,8 +60,8 @@ class Compute:
     unroll_layers: bool = False
     attention: str = "auto"
 
-    # What is added to the attention scores: "none", an "array", or a "function" of queries and
-    # keys. No kernel supports a function.
+    # What is added to the attention scores: "none", an "array", or "distances", the terms of
+    # `models.common.disentangled`.
     score_bias: ClassVar[str] = "none"
 
     @property
@@ -161,15 +162,23 @@ class Dropout(nn.Module):
         return jax.random.key_data(self.make_rng("dropout"))[0]  # key data are random bits
 
 
-def drop(x: jax.Array, rate: float, seed: jax.Array | None, *, has_rows: bool = True) -> jax.Array:
+def drop(
+    x: jax.Array,
+    rate: float,
+    seed: jax.Array | None,
+    *,
+    has_rows: bool = True,
+    bits_of: Callable[..., jax.Array] = hashing.hash_bits,
+) -> jax.Array:
     """Returns x after dropout with this seed; x itself if the seed is None.
 
-    has_rows: as in `Dropout`.
+    has_rows: as in `Dropout`. bits_of: `hashing.hash_bits`, or `hashing.weight_bits` for attention
+    weights.
     """
     if seed is None:
         return x
     first_row = device_groups.first_row(len(x)) if has_rows else 0
-    keep_mask = hashing.keeps(hashing.hash_bits(seed, x.shape, first_row), rate)
+    keep_mask = hashing.keeps(bits_of(seed, x.shape, first_row), rate)
     return jnp.where(keep_mask, x / (1.0 - rate), jnp.zeros((), x.dtype)).astype(x.dtype)
 
 

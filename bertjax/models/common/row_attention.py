@@ -3,7 +3,7 @@
 All keys of a row fit into a TPU's on-chip memory (VMEM). So a kernel computes the scores, the
 softmax and the dropout of some queries against all keys, and writes nothing but the output. The
 backward kernel computes the scores again; only queries, keys, values and masks are saved for it.
-The dropout masks are those of `layers.drop` on the attention weights [B, N, L, S]. Scores and
+The dropout masks are those of `hashing.weight_bits` for weights [B, N, L, S]. Scores and
 softmax are float32, as in the plain computation of `models.common.attention`.
 
 The arrays stay [B, L, N * H], as the dense layers before and after the attention have them, because
@@ -27,7 +27,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bertjax import device_groups, hashing
-from bertjax.models.common import layers, masks, row_kernels
+from bertjax.models.common import disentangled, layers, masks, row_distances, row_kernels
 
 LANES = row_kernels.LANES
 _CHUNK = 128  # queries per chunk; a row that is not a multiple of it is one chunk
@@ -52,6 +52,7 @@ class Options:
     window: int = 0
     everywhere_share: float = 1.0
     interpret: bool = False
+    strided: bool = True
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -60,12 +61,16 @@ def attend(
     query_BLD: jax.Array,
     key_BSD: jax.Array,
     value_BSD: jax.Array,
-    bias_1NLS: jax.Array | None,
+    shared: Mapping[str, jax.Array],
     inputs: Mapping[str, jax.Array],
 ) -> jax.Array:
-    """Returns softmax(query key^T + bias) value, [B, L, N * H], in the dtype of the queries.
+    """Returns softmax(scores) value, [B, L, N * H], in the dtype of the queries.
 
-    L and S are multiples of 128, and N * H is one of W. bias_1NLS: float32, or None.
+    The scores are query key^T plus what `shared` has:
+        bias: float32[1, N, L, S].
+        c2p, p2c: tables of `disentangled.Terms.expanded`, [2 L, N * H]; L and S are equal then, and
+            the mask has no `causal` and no `window`.
+    L and S are multiples of 128, and N * H is one of W.
     inputs: the arrays that the options and the mask need, out of these:
         key_bias: float32[B, 1, S], added to the scores of all queries; hides keys.
         query_segments int32[B, 1, L], key_segments int32[B, 1, S]: a query sees only keys with the
@@ -75,10 +80,58 @@ def attend(
         row_keys: int32[B], `hashing.row_keys` of the dropout. head_numbers: int32[N], the index of
             each head among all heads, of which a device may have a part.
     """
-    return _forward(options, query_BLD, key_BSD, value_BSD, bias_1NLS, inputs)[0]
+    return _forward(options, query_BLD, key_BSD, value_BSD, shared, inputs)[0]
 
 
-def inputs_of(
+def of_shard(
+    arrays: Mapping[str, jax.Array],
+    mask: masks.Mask,
+    bias: jax.Array | disentangled.Terms | None,
+    seed: jax.Array | None,
+    rate: float,
+    device: Any,
+) -> tuple[Callable, dict[str, jax.Array]]:
+    """Returns (function, other_arrays) to compute the attention of one device's rows and heads.
+
+    function: returns the output [B, L, N, H] for {name: array} of `arrays` and of `other_arrays`.
+    arrays: query [B, L, N, H], key and value [B, S, N, H], of which only the shapes are used here.
+    bias, seed, rate: see `kernels.Extras`. device: the device to compile for, or a description.
+    """
+    if isinstance(bias, disentangled.Terms):
+        shared = {
+            term: jnp.pad(table_TNH, ((0, 1), (0, 0), (0, 0)))  # 2 L rows
+            for term, table_TNH in bias.expanded().items()
+        }
+    else:
+        shared = {} if bias is None else {"bias": bias}
+    options = Options(
+        arrays["query"].shape[-1],
+        rate=0.0 if seed is None else rate,
+        causal=mask.causal,
+        window=mask.window,
+        everywhere_share=mask.everywhere_share,
+        interpret=device.platform == "cpu",
+        strided=device.platform == "tpu" and not device.device_kind.startswith("TPU v4"),
+    )
+    inputs = _inputs_of(arrays, mask, seed if options.rate else None)
+
+    def attend_shard(arrays: dict[str, jax.Array]) -> jax.Array:
+        def flat(name: str) -> jax.Array:
+            array = arrays[name]
+            return array if name == "bias" else array.reshape(*array.shape[:-2], -1)
+
+        out_BLD = attend(
+            options,
+            *map(flat, ("query", "key", "value")),
+            {name: flat(name) for name in shared},
+            {name: arrays[name] for name in inputs},
+        )
+        return out_BLD.reshape(arrays["query"].shape)
+
+    return attend_shard, inputs | shared
+
+
+def _inputs_of(
     arrays: Mapping[str, jax.Array], mask: masks.Mask, seed: jax.Array | None
 ) -> dict[str, jax.Array]:
     """Returns the `inputs` of `attend` for a mask, and for dropout with this seed unless None.
@@ -111,30 +164,35 @@ def inputs_of(
     return inputs
 
 
-def _forward(options, query_BLD, key_BSD, value_BSD, bias_1NLS, inputs):
-    call = _Call(options, query_BLD, key_BSD, bias_1NLS, inputs)
+def _forward(options, query_BLD, key_BSD, value_BSD, shared, inputs):
+    call = _Call(options, query_BLD, key_BSD, shared, inputs)
     arrays = {"query": query_BLD, "key": key_BSD, "value": value_BSD}
     outputs = call.run("forward", row_kernels.forward, arrays, {"out": (query_BLD, "length")})
-    return outputs["out"], (query_BLD, key_BSD, value_BSD, bias_1NLS, inputs)
+    return outputs["out"], (query_BLD, key_BSD, value_BSD, shared, inputs)
 
 
 def _backward(options, saved, d_out_BLD):
-    query_BLD, key_BSD, value_BSD, bias_1NLS, inputs = saved
-    call = _Call(options, query_BLD, key_BSD, bias_1NLS, inputs)
+    query_BLD, key_BSD, value_BSD, shared, inputs = saved
+    call = _Call(options, query_BLD, key_BSD, shared, inputs)
     arrays = {"query": query_BLD, "key": key_BSD, "value": value_BSD, "d_out": d_out_BLD}
     d_key = key_BSD, "key_length"
     if call.num_blocks > 1:
         parts_QBSD = jax.ShapeDtypeStruct((call.num_blocks, *key_BSD.shape), jnp.float32)
         d_key = parts_QBSD, "parts"
     shapes = {"d_query": (query_BLD, "length"), "d_key": d_key, "d_value": d_key}
-    if bias_1NLS is not None:
-        shapes["d_bias"] = bias_1NLS, "bias"
+    for name, array in shared.items():
+        sum_like = jax.ShapeDtypeStruct(array.shape, jnp.float32)
+        shapes[f"d_{name}"] = sum_like, _shared_kind(name)
     outputs = call.run("backward", row_kernels.backward, arrays, shapes, ("key_sum", "value_sum"))
     if call.num_blocks > 1:
         for name in ("d_key", "d_value"):
             outputs[name] = jnp.sum(outputs[name], axis=0).astype(key_BSD.dtype)
-    d_bias_1NLS = outputs["d_bias"] if bias_1NLS is not None else None
-    return outputs["d_query"], outputs["d_key"], outputs["d_value"], d_bias_1NLS, None
+    d_shared = {name: outputs[f"d_{name}"].astype(array.dtype) for name, array in shared.items()}
+    return outputs["d_query"], outputs["d_key"], outputs["d_value"], d_shared, None
+
+
+def _shared_kind(name: str) -> str:
+    return "bias" if name == "bias" else "table"
 
 
 attend.defvjp(_forward, _backward)
@@ -144,20 +202,21 @@ class _Call:
     """The sizes of a call, and what the kernels need to know about it.
 
     The grid is (blocks of heads, blocks of queries, blocks of rows). The blocks of rows are the
-    inner axis, so that a block of the bias is read only once, and its gradient is summed over the
-    batch in VMEM. There is more than one block of queries only if the bias is large; then the
-    backward kernel returns the gradients of keys and values in parts, one for each block.
+    inner axis, so that a block of what rows share is read only once, and its gradient is summed
+    over the batch in VMEM. There is more than one block of queries only if the bias is large; then
+    the backward kernel returns the gradients of keys and values in parts, one for each block.
     """
 
-    def __init__(self, options: Options, query_BLD, key_BSD, bias_1NLS, inputs):
-        self.options, self.bias, self.inputs = options, bias_1NLS, inputs
+    def __init__(self, options: Options, query_BLD, key_BSD, shared, inputs):
+        self.options, self.shared, self.inputs = options, shared, inputs
         self.batch, self.length, self.width = query_BLD.shape
         self.num_keys = key_BSD.shape[1]
+        self.tables = [term for term in disentangled.TERMS if term in shared]
         self.heads = LANES // options.head_dim  # in a block
         self.chunk = self.length if self.length % _CHUNK else _CHUNK
         self.block = self.length
-        if bias_1NLS is not None:
-            row_bytes = self.heads * self.num_keys * bias_1NLS.dtype.itemsize
+        if "bias" in shared:
+            row_bytes = self.heads * self.num_keys * shared["bias"].dtype.itemsize
             while self.block * row_bytes > _BIAS_BYTES and self.block % (2 * self.chunk) == 0:
                 self.block //= 2
         self.num_blocks = self.length // self.block
@@ -198,6 +257,7 @@ class _Call:
             "bias": pl.BlockSpec(
                 (1, self.heads, block, num_keys), lambda g, q, b, *_: (0, g, q, 0)
             ),
+            "table": pl.BlockSpec((2 * num_keys, LANES), lambda g, *_: (0, g)),
             "query_mask": pl.BlockSpec((rows, 1, block), lambda g, q, b, *_: (b, 0, q)),
             "key_mask": pl.BlockSpec((rows, 1, num_keys), lambda g, q, b, *_: (b, 0, 0)),
         }
@@ -205,8 +265,8 @@ class _Call:
         operands, specs = dict(arrays), {}
         for array in arrays:
             specs[array] = blocks["key_length" if array in ("key", "value") else "length"]
-        if self.bias is not None:
-            operands["bias"], specs["bias"] = self.bias, blocks["bias"]
+        for shared, array in self.shared.items():
+            operands[shared], specs[shared] = array, blocks[_shared_kind(shared)]
         for mask, array in self.inputs.items():
             if mask not in scalars:
                 operands[mask] = array
@@ -215,7 +275,7 @@ class _Call:
         if "query_segments" in self.inputs:
             scratches["segment_column"] = pltpu.VMEM((block, LANES), jnp.int32)
         names = (*scalars, *operands, *outputs, *scratches)
-        inner = "arbitrary" if "d_bias" in outputs else "parallel"
+        inner = "arbitrary" if self.shared and name == "backward" else "parallel"
         results = pl.pallas_call(
             lambda *refs: kernel(self, dict(zip(names, refs, strict=True))),
             out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x, _ in outputs.values()],
@@ -241,8 +301,11 @@ class _Call:
         if "everywhere" in self.inputs:  # the mean over the layers
             share, whole = self.options.everywhere_share, self.length * self.num_keys
             scores = round(share * whole + (1 - share) * scores)
+        # The backward kernel computes the terms for distances, and two gradients of each product.
+        products = _NUM_PRODUCTS[name]
+        products += row_distances.num_products(self) * (1 if name == "forward" else 3)
         return pl.CostEstimate(
-            flops=2 * _NUM_PRODUCTS[name] * self.batch * self.width * scores,
+            flops=round(2 * products * self.batch * self.width * scores),
             transcendentals=self.batch * self.width // self.options.head_dim * scores,
             bytes_accessed=sum(array.size * array.dtype.itemsize for array in arrays),
         )

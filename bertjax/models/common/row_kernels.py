@@ -13,15 +13,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from bertjax import hashing
-from bertjax.models.common import layers
+from bertjax.models.common import layers, row_distances
 
 LANES = 128  # of a TPU's vectors
-
-
-def _dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    """Returns the product, summed over axis axes[0] of a and axes[1] of b, in float32."""
-    numbers = (((axes[0],), (axes[1],)), ((), ()))
-    return jax.lax.dot_general(a, b, numbers, preferred_element_type=jnp.float32)
 
 
 class _Row:
@@ -33,6 +27,12 @@ class _Row:
             ids_1L = refs["query_segments"][index]
             column = jnp.broadcast_to(ids_1L, (LANES, call.block)).T
             refs["segment_column"][...] = column
+
+    @staticmethod
+    def product(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
+        """Returns the product, summed over axis axes[0] of a and axes[1] of b, in float32."""
+        numbers = (((axes[0],), (axes[1],)), ((), ()))
+        return jax.lax.dot_general(a, b, numbers, preferred_element_type=jnp.float32)
 
     def for_chunks(self, function: Callable) -> None:
         """Calls `function(start, low, high, windowed)` for each chunk of queries.
@@ -93,9 +93,11 @@ class _Row:
     def scores(self, query_RW, head, start, low, high, windowed) -> jax.Array:
         """Returns the scores float32[R, C] of a head; query_RW is 0 in the other heads' lanes."""
         refs, index = self.refs, self.index
-        scores_RC = _dot(query_RW, refs["key"][index, low:high, :], (1, 1))
+        scores_RC = self.product(query_RW, refs["key"][index, low:high, :], (1, 1))
         if "bias" in refs:
             scores_RC += refs["bias"][0, head, pl.ds(start, self.call.chunk), low:high]
+        if self.call.tables:
+            scores_RC += row_distances.scores(self, query_RW, head, start)
         if "key_bias" in refs:
             scores_RC += refs["key_bias"][index, :, low:high]
         visible_RC = self._visible(start, low, high, windowed)
@@ -124,11 +126,12 @@ class _Row:
         number = refs["head_numbers"][self.place[0] * call.heads + head]
         key = refs["row_keys"][self.place[2] * call.rows + self.index]
         queries_R1, keys_1C = self._places(start, low, high)
-        # NOTE: the vector unit limits the kernel, so there is only one operation on [R, C].
-        position_RC = (number * call.length + queries_R1) * call.num_keys + keys_1C
-        position_RC = position_RC.astype(jnp.uint32)
-        bits_RC = hashing.bits_at(position_RC, key.astype(jnp.uint32))
-        return hashing.keeps(bits_RC, call.options.rate)
+        queries_R1 = queries_R1[: hashing.PAIR]
+        # NOTE: the vector unit limits the kernel, so the position is a single sum of a column and a
+        # row, and only half of the queries are hashed.
+        position = (number * call.length + queries_R1) * call.num_keys + keys_1C
+        bits = hashing.bits_at(position.astype(jnp.uint32), key.astype(jnp.uint32))
+        return hashing.keeps(hashing.paired(bits, call.chunk), call.options.rate)
 
 
 def _exponentials(scores_RC: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -162,7 +165,7 @@ def forward(call: Any, refs: dict[str, Any]) -> None:
                 if rate:
                     exp_RC = jnp.where(row.kept(head, start, low, high), exp_RC, 0.0)
                 value_CW = refs["value"][row.index, low:high, :]
-                part_RW = _dot(exp_RC.astype(value_CW.dtype), value_CW, (1, 0))
+                part_RW = row.product(exp_RC.astype(value_CW.dtype), value_CW, (1, 0))
                 parts.append(part_RW * (scale_R1 / (1.0 - rate)))
             out = refs["out"]
             out[row.index, pl.ds(start, call.chunk), :] = row.joined(parts).astype(out.dtype)
@@ -173,13 +176,16 @@ def forward(call: Any, refs: dict[str, Any]) -> None:
 
 
 def backward(call: Any, refs: dict[str, Any]) -> None:
-    """Computes the blocks "d_query", "d_key", "d_value" and "d_bias" of a grid step."""
+    """Computes the blocks of a grid step: "d_query", "d_key", "d_value", and of what rows share."""
     rate, dtype = call.options.rate, refs["query"].dtype
-    if "d_bias" in refs:
+
+    if call.shared:
 
         @pl.when(pl.program_id(2) == 0)
         def _():
-            refs["d_bias"][...] = jnp.zeros_like(refs["d_bias"])
+            for name in call.shared:
+                sum_ref = refs[f"d_{name}"]
+                sum_ref[...] = jnp.zeros_like(sum_ref)
 
     def differentiate_row(row: _Row) -> None:
         key_sum, value_sum = refs["key_sum"], refs["value_sum"]
@@ -196,22 +202,27 @@ def backward(call: Any, refs: dict[str, Any]) -> None:
                 # output, which has fewer elements.
                 d_head_RW = row.of_head(d_out_RW, head).astype(jnp.float32)
                 d_head_RW = (d_head_RW * (scale_R1 / (1.0 - rate))).astype(dtype)
-                d_weight_RC = _dot(d_head_RW, refs["value"][row.index, low:high, :], (1, 1))
+                d_weight_RC = row.product(d_head_RW, refs["value"][row.index, low:high, :], (1, 1))
                 kept_RC = exp_RC
                 if rate:
                     keep_RC = row.kept(head, start, low, high)
                     kept_RC = jnp.where(keep_RC, exp_RC, 0.0)
                     d_weight_RC = jnp.where(keep_RC, d_weight_RC, 0.0)
-                value_sum[low:high, :] += _dot(kept_RC.astype(dtype), d_head_RW, (0, 0))
+                value_sum[low:high, :] += row.product(kept_RC.astype(dtype), d_head_RW, (0, 0))
                 product_RC = exp_RC * d_weight_RC
                 mean_R1 = jnp.sum(product_RC, axis=-1, keepdims=True) * scale_R1
                 d_score_RC = product_RC - exp_RC * mean_R1
                 if "d_bias" in refs:
                     rows = pl.ds(start, call.chunk)
                     refs["d_bias"][0, head, rows, low:high] += d_score_RC
-                d_score_RC = d_score_RC.astype(dtype)
-                key_sum[low:high, :] += _dot(d_score_RC, head_query_RW, (0, 0))
-                parts.append(_dot(d_score_RC, refs["key"][row.index, low:high, :], (1, 0)))
+                narrow_RC = d_score_RC.astype(dtype)
+                key_sum[low:high, :] += row.product(narrow_RC, head_query_RW, (0, 0))
+                part_RW = row.product(narrow_RC, refs["key"][row.index, low:high, :], (1, 0))
+                if call.tables:
+                    part_RW += row_distances.differentiate(
+                        row, d_score_RC, head_query_RW, head, start
+                    )
+                parts.append(part_RW)
             d_query = refs["d_query"]
             d_query[row.index, pl.ds(start, call.chunk), :] = row.joined(parts).astype(dtype)
 
