@@ -63,6 +63,8 @@ PARAM_AXES: list[tuple[str, tuple[str | None, ...]]] = [
     (r"wo/kernel$", ("mlp", "embed")),
     (r"lm_head/kernel$", ("embed", "vocab")),
     (r"(dense|transform|project|classifier|logits|nsp_head|sop_head)/kernel$", ("embed", None)),
+    (r"projection/\d+/kernel$", ("embed", None)),
+    (r"projection/\d+/bias$", (None,)),
     (r"adapter/down/kernel$", ("embed", None)),
     (r"adapter/up/kernel$", (None, "embed")),
     (r"kernel/lora_[ab]$", (None, None)),

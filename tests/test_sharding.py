@@ -48,7 +48,9 @@ def test_every_parameter_has_a_line_with_an_axis_for_each_dimension(family, fiel
 
 def test_every_line_is_used_by_some_family():
     used = {_line(path) for family, fields in MODELS for path in _named(_params(family, **fields))}
-    used.add(_line("encoder/layers/mlp/wi/kernel/lora_a"))  # of a strategy, of no model
+    # These are of a strategy and of text vectors, and of no model.
+    others = ["mlp/wi/kernel/lora_a", "projection/0/kernel", "projection/0/bias"]
+    used |= set(map(_line, others))
     assert used == {pattern for pattern, _ in sharding.PARAM_AXES}
 
 

@@ -49,16 +49,25 @@ def average(
     total_weight = 0.0
     for path, weight in zip(paths, weights, strict=True):
         model = loading.load(path)
-        arrays = artifact.flatten(model.params)
-        shapes = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays.items()}
-        models.append(dataclasses.replace(model, params=artifact.unflatten(shapes), lora=None))
+        params, encoding = artifact.flatten(model.params), text_encoding.of(model)
+        arrays = params | ({} if encoding is None else text_encoding.tensors(encoding))
+        shapes = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in params.items()}
+        models.append(
+            dataclasses.replace(
+                model, params=artifact.unflatten(shapes), encoding=encoding, lora=None
+            )
+        )
         _check_fit(path, models[-1], paths[0], models[0])
         total_weight += weight
         _add(mean, arrays, np.float32(weight / total_weight))
-        del model, arrays  # before the next one is read
+        del model, params, arrays  # before the next one is read
         done(len(models), len(paths))
     newest = max(models, key=lambda model: model.step or 0)
-    return dataclasses.replace(newest, params=artifact.unflatten(mean), origin="", source="")
+    params = {name: mean[name] for name in artifact.flatten(newest.params)}
+    encoding = newest.encoding and newest.encoding.with_tensors(mean)
+    return dataclasses.replace(
+        newest, params=artifact.unflatten(params), encoding=encoding, origin="", source=""
+    )
 
 
 def _add(
@@ -114,12 +123,17 @@ def _compared(model: artifact.Artifact) -> dict[str, object]:
         for name, leaf in artifact.flatten(model.params).items()
     }
     task = {f"task's {name}": value for name, value in (model.task or {}).items()}
-    encoding = text_encoding.of(model)
+    encoding: dict[str, object] = {}
+    if model.encoding is not None:
+        arrays = text_encoding.tensors(model.encoding)
+        values = text_encoding.settings(model.encoding)
+        values |= {f"shape of {name}": array.shape for name, array in arrays.items()}
+        encoding = {f"text encoding's {name}": value for name, value in values.items()}
     return {
         "family": model.family,
         **fields,
         "tokenizer": model.tokenizer.fingerprint[:12],
-        "text encoding": encoding and text_encoding.digest(encoding)[:12],
+        **encoding,
         "objective": model.objective and model.objective["name"],
         **task,
         **shapes,

@@ -22,7 +22,14 @@ import jax
 import numpy as np
 
 from bertjax import errors, files, hub, plugins
-from bertjax.artifact import artifact, hf_tasks, huggingface, model_card, weight_files
+from bertjax.artifact import (
+    artifact,
+    hf_tasks,
+    huggingface,
+    model_card,
+    text_encoding,
+    weight_files,
+)
 from bertjax.artifact import lora as lora_lib
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -55,12 +62,19 @@ def write(
     """Writes the adapter's folder atomically; replaces an earlier one.
 
     scores: {split: {name: score}}, for the model card README.md. Raises UserError if the
-    model has no matrices of LoRA, or if transformers has no class for the model.
+    model has no matrices of LoRA, if it has dense layers behind the pooling of text vectors, which
+    PEFT's layout cannot hold, or if transformers has no class for the model.
     """
     if model.lora is None:
         raise errors.UserError(
             "this model has no LoRA matrices: --format=peft needs the output folder of `bertjax "
             "finetune --strategy=lora`; use --format=hf for the whole model"
+        )
+    encoding = text_encoding.of(model)
+    if encoding is not None and encoding.dense:
+        raise errors.UserError(
+            "--format=peft has no place for the dense layers behind the pooling of text vectors, "
+            "which were trained with the LoRA matrices; use --format=hf for the whole model"
         )
     ending = hf_tasks.ending_of(model)
     config, tensors = convert(model, model.lora, ending)

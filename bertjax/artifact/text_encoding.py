@@ -11,7 +11,7 @@ Shapes: D width before a dense layer, E width after it.
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,12 @@ class Encoding:
         return [layer for layer in self.layers if isinstance(layer, Dense)]
 
     @property
+    def inner(self) -> tuple[Dense | str, ...]:
+        """The layers up to the last dense layer; () if there is no dense layer."""
+        places = [index for index, layer in enumerate(self.layers) if isinstance(layer, Dense)]
+        return self.layers[: max(places, default=-1) + 1]
+
+    @property
     def normalizes(self) -> bool:
         """Whether the vectors have length 1."""
         if self.num_dims:
@@ -80,6 +86,18 @@ class Encoding:
         if self.num_dims:
             return dataclasses.replace(self, normalizes_kept=normalizes)
         layers = (*self.layers, NORMALIZE) if normalizes else self.layers[:-1]
+        return dataclasses.replace(self, layers=layers)
+
+    def with_tensors(self, arrays: Mapping[str, np.ndarray]) -> "Encoding":
+        """Returns the encoding with other arrays of its dense layers, named as in `tensors`."""
+        layers = tuple(
+            dataclasses.replace(
+                layer, kernel_DE=arrays[f"{index}/kernel"], bias_E=arrays.get(f"{index}/bias")
+            )
+            if isinstance(layer, Dense)
+            else layer
+            for index, layer in enumerate(self.layers)
+        )
         return dataclasses.replace(self, layers=layers)
 
     def width(self, hidden_size: int) -> int:
@@ -139,7 +157,7 @@ def trained(before: Encoding | None, task: Mapping[str, Any]) -> Encoding:
     base = before or Encoding("mean", task["max_length"])
     layers, similarity = base.layers, base.similarity
     if "normalize" in config:
-        layers = (*base.dense, *([NORMALIZE] if config["normalize"] else []))
+        layers = (*base.inner, *([NORMALIZE] if config["normalize"] else []))
         # Only this loss compares inner products; the others compare cosines.
         is_dot = config.get("loss") == "margin_mse" and not config["normalize"]
         similarity = "dot" if is_dot else "cosine"
@@ -192,8 +210,16 @@ def to_json(encoding: Encoding) -> dict[str, Any]:
     return {**fields, "layers": layers, "prompts": dict(encoding.prompts)}
 
 
+def kinds(layers: Sequence[Dense | str]) -> tuple[str, ...]:
+    """Returns the kind of each layer: the activation of a dense layer, or NORMALIZE."""
+    return tuple(layer.activation if isinstance(layer, Dense) else layer for layer in layers)
+
+
 def tensors(encoding: Encoding) -> dict[str, np.ndarray]:
-    """Returns {name: array} of the dense layers, for `from_json`; {} if there are none."""
+    """Returns {name: array} of the dense layers, for `from_json`; {} if there are none.
+
+    The names are "0/kernel" and "0/bias" for the layer 0.
+    """
     arrays = {}
     for index, layer in enumerate(encoding.layers):
         if isinstance(layer, Dense):
@@ -231,15 +257,20 @@ def from_json(content: Any, arrays: Mapping[str, np.ndarray], where: Any) -> Enc
     return Encoding(**{**fields, "layers": tuple(layers)})
 
 
-def digest(encoding: Encoding) -> str:
-    """Returns a hex sha256 of what vectors depend on besides the model's parameters.
+def settings(encoding: Encoding) -> dict[str, Any]:
+    """Returns what vectors depend on besides arrays: the content of `to_json` without prompts.
 
     Prompts do not count: vectors with the prompts for queries and for documents are compared.
     """
     content = to_json(encoding)
     for name in ("prompts", "default_prompt", "similarity"):
         del content[name]
-    result = hashlib.sha256(repr(sorted(content.items())).encode())
+    return content
+
+
+def digest(encoding: Encoding) -> str:
+    """Returns a hex sha256 of `settings` and of the arrays of dense layers."""
+    result = hashlib.sha256(repr(sorted(settings(encoding).items())).encode())
     for name, array in sorted(tensors(encoding).items()):
         result.update(name.encode())
         result.update(np.ascontiguousarray(array))

@@ -10,6 +10,7 @@ again, with the same result.
 Shapes: B batch, N texts of an example, L length, D model.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,14 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.finetuning import batching
+from bertjax.finetuning import batching, projection
 from bertjax.finetuning import rows as rows_lib
 from bertjax.models.common import heads
 
 MAX_BYTES = 2**32  # bytes that may be cached
-# {name of an array that is cached in a row: its `Feature.length`}. The shape of class_features is
-# [N, D], that of last_hidden_state is [D, L].
-_LENGTHS = {"class_features": "", "last_hidden_state": "length"}
+# {name of an array that is cached in a row: its `Feature.length`}. The shape of class_features and
+# of the pooled text vectors is [N, D], that of last_hidden_state is [D, L].
+_LENGTHS = {"class_features": "", projection.POOLED: "", "last_hidden_state": "length"}
+_HEAD_INPUTS = {**heads.HEAD_INPUTS, projection.NAME: projection.POOLED}
 
 Batch = Mapping[str, jax.Array]
 
@@ -33,9 +35,10 @@ Batch = Mapping[str, jax.Array]
 def size(head: str, model: Any, rows: Sequence[Mapping[str, np.ndarray]]) -> int:
     """Returns the size in bytes of the features that the head reads, for all of these rows."""
     shapes = [row["input_ids"].shape for row in rows]
-    if not _LENGTHS[heads.HEAD_INPUTS[head]]:
+    if not _LENGTHS[_HEAD_INPUTS[head]]:
         shapes = [shape[:-1] for shape in shapes]
-    bytes_each = model.config.hidden_size * jnp.dtype(model.config.dtype).itemsize
+    dtype = jnp.float32 if head == projection.NAME else model.config.dtype
+    bytes_each = model.config.hidden_size * jnp.dtype(dtype).itemsize
     return bytes_each * sum(map(math.prod, shapes))
 
 
@@ -58,14 +61,15 @@ def step(task_type: Any, model: Any, head: str) -> Callable[[Any, Batch], dict[s
 
     The first axis of the features is the batch.
     """
-    name = heads.HEAD_INPUTS[head]
+    name = _HEAD_INPUTS[head]
 
     def compute(params: Any, batch: Batch) -> dict[str, jax.Array]:
         states = {}
 
         def apply(*args: Any, **kwargs: Any) -> dict[str, jax.Array]:
             outputs = model.apply({"params": params}, *args, deterministic=True, **kwargs)
-            states[name] = outputs[name]
+            if name in outputs:  # the body's outputs do not have what only `projection` reads
+                states[name] = outputs[name]
             return outputs
 
         task_type.outputs(task_type.prompted(apply), batch)
@@ -128,7 +132,9 @@ def head_alone(apply: Callable[..., Any], head: str, batch: Batch) -> Callable[.
 
     If it has none, the frozen encoder runs before the head.
     """
-    name = heads.HEAD_INPUTS[head]
+    if head == projection.NAME:  # `text_vectors` reads the cached features
+        return functools.partial(apply, deterministic=True)
+    name = _HEAD_INPUTS[head]
 
     def head_apply(**inputs: Any) -> dict[str, jax.Array]:
         if name not in batch:

@@ -26,9 +26,11 @@ from bertjax.finetuning import (
     compiling,
     distillation,
     feature_cache,
+    first_params,
     initial_model,
     job_checks,
     plans,
+    projection,
     reading,
     rows,
     sharing,
@@ -80,8 +82,12 @@ class Job:
 
     @property
     def head(self) -> str:
-        """The last of the task type's heads, which gives its predictions; "" if there is none."""
-        return self.task_type.heads[-1] if self.task_type.heads else ""
+        """The last of the task type's heads, which gives its predictions; "" if there is none.
+
+        The dense layers behind the pooling of text vectors are a head, too.
+        """
+        heads = self.task_type.heads or (projection.NAME,) * bool(self.task_type.projection)
+        return heads[-1] if heads else ""
 
     @property
     def num_steps(self) -> int:
@@ -99,7 +105,7 @@ class Job:
     @functools.cached_property
     def trained(self) -> Any:
         """The trained parameters before the first step, for seed 0, on the host."""
-        return _split(self.strategy, self.first, 0)[0]
+        return first_params.split(self.strategy, self.first, 0)[0]
 
     @functools.cached_property
     def counts(self) -> dict[str, int]:
@@ -112,11 +118,13 @@ class Job:
         return strategies.memory(self.trained, self.frozen, self._plans.tx)
 
     def _artifact(self, params: Any, task_type: Any = None, trained: Any = None) -> Any:
+        params, encoding = projection.split(params, self.source.encoding)
         model = {"family": self.family, "fields": self.fields, "params": params}
         return dataclasses.replace(
             self.source,
             **model,
             **dict.fromkeys(("step", "objective", "config")),
+            encoding=encoding,
             task=(task_type or self.task_type).to_json(),
             source=self.config.model,
             lora=None if trained is None else self.strategy.lora(trained),
@@ -151,8 +159,9 @@ class Job:
 
     def first_state(self, seed: int) -> step_lib.TrainState:
         """Returns the train state before the first step."""
-        *_, params = _first_params(self.source, self.task_type, self.strategy, seed)
-        return self._jitted_init(_split(self.strategy, params, seed)[0], _key(seed, "steps"))
+        *_, params = first_params.of(self.source, self.task_type, self.strategy, seed)
+        trained, _ = first_params.split(self.strategy, params, seed)
+        return self._jitted_init(trained, first_params.key(seed, "steps"))
 
     def abstract_state(self) -> step_lib.TrainState:
         """Returns shapes, dtypes and shardings of the train state; allocates nothing."""
@@ -322,9 +331,9 @@ def build(
     If the encoder is frozen, caches its output for the head, unless it takes too much memory.
     """
     task_type, strategy = encoded.task_type, encoded.strategy
-    family, fields, first = _first_params(source, task_type, strategy, 0)
+    family, fields, first = first_params.of(source, task_type, strategy, 0)
     job_checks.micro_batches(config, task_type)
-    trained, frozen = _split(strategy, first, 0)
+    trained, frozen = first_params.split(strategy, first, 0)
     notes = (*labelled.notes, *encoded.notes)
     task = tasks.measured(tasks.find(config.task), labelled.splits.get("dev", ()))
     job = Job(
@@ -356,27 +365,6 @@ def make(
     return build(config, source, mesh, labelled, encoded, shared)
 
 
-def _first_params(
-    source: artifact.Artifact,
-    task_type: base.TaskType,
-    strategy: strategies_base.Strategy,
-    seed: int,
-) -> tuple[str, dict[str, Any], Any]:
-    """Returns (family, fields, parameters on the host) of the model before the first step."""
-    heads, fields = task_type.heads, strategy.fields()
-    with sharding.alone():  # every process computes the same values
-        key = _key(seed, "heads")
-        return initial_model.model(
-            source, heads, fields, key, task_type.name, task_type.labels, task_type.output_bias()
-        )
-
-
-def _split(strategy: strategies_base.Strategy, params: Any, seed: int) -> tuple[Any, Any]:
-    """Returns (trained, frozen) parameters, on the host."""
-    with sharding.alone():
-        return jax.device_get(strategy.split(params, _key(seed, "strategy")))
-
-
 def _put(mesh: Mesh, params: Any) -> Any:
     """Puts parameters on the devices, sharded over the mesh by the rules of `sharding`."""
     tree = {"params": params}
@@ -392,9 +380,3 @@ def _cache_features(job: Job) -> tuple[str, ...]:
     if not note:
         feature_cache.fill(step, _put(job.mesh, job.first), rows_by_split, batches, job.place)
     return (note,) if note else ()
-
-
-def _key(seed: int, purpose: str) -> jax.Array:
-    """Returns the random key for one use of a seed: "heads", "strategy" or "steps"."""
-    number = {"heads": 0, "strategy": 1, "steps": 2}[purpose]
-    return jax.random.fold_in(jax.random.key(seed), number)

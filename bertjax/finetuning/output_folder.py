@@ -27,7 +27,7 @@ from ml_collections import ConfigDict
 from bertjax import errors, files, paths, schema
 from bertjax import workdir as workdir_lib
 from bertjax.artifact import artifact, loading, weight_files
-from bertjax.finetuning import recipe, task_types, tasks, training
+from bertjax.finetuning import projection, recipe, task_types, tasks, training
 from bertjax.finetuning.examples import queries
 from bertjax.runtime import distributed
 
@@ -83,9 +83,11 @@ class Folder:
         examples: Mapping[str, Sequence[Any]],
     ):
         self.path = paths.of(path)
+        params = projection.joined(source.params, recipe.task_type(config), source)
+        whole = dataclasses.replace(source, params=params)
         content = {
             "config": _json_config(config),
-            "model": artifact.fingerprint(source) + source.tokenizer.fingerprint,
+            "model": artifact.fingerprint(whole) + source.tokenizer.fingerprint,
             "data": {split: _digest(split_examples) for split, split_examples in examples.items()},
         }
         self.writes = jax.process_index() == 0

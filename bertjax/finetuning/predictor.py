@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bertjax import errors, html_tables, progress
 from bertjax.artifact import artifact, text_encoding
-from bertjax.finetuning import batching, data_warnings, rows, task_types, tasks
+from bertjax.finetuning import batching, data_warnings, projection, rows, task_types, tasks
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.inference import pretrained
 from bertjax.models.common import layers
@@ -28,11 +29,17 @@ Input = str | Sequence[str] | Mapping[str, Any] | examples_lib.Example
 
 
 class Predictor(pretrained.Pretrained):
-    """A `Pretrained` model that is fine-tuned on `task`; `task_type` defines how it predicts."""
+    """A `Pretrained` model that is fine-tuned on `task`; `task_type` defines how it predicts.
+
+    `params` has the dense layers of text vectors too, see `projection`.
+    """
 
     def __init__(self, source: artifact.Artifact, compute: layers.Compute | None = None):
         super().__init__(source, compute)
         self.task_type = task_types.of_artifact(source)
+        self.params = jax.tree.map(
+            jnp.asarray, projection.joined(self.params, self.task_type, source)
+        )
         any_texts = not self.task_type.num_texts
         self.task = tasks.answered(self.task_type.task, any_texts=any_texts)
 

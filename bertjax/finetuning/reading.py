@@ -15,7 +15,7 @@ import ml_collections
 from bertjax import errors, plugins
 from bertjax.artifact import artifact, text_encoding
 from bertjax.data.corpus import beir
-from bertjax.finetuning import recipe, rows, strategies, tasks
+from bertjax.finetuning import projection, recipe, rows, strategies, tasks
 from bertjax.finetuning import scores as scores_lib
 from bertjax.finetuning import task as task_lib
 from bertjax.finetuning.examples import columns, queries, splits
@@ -79,19 +79,9 @@ def read(config: ml_collections.ConfigDict, source: artifact.Artifact) -> Labell
 def _pooling_notes(
     config: ml_collections.ConfigDict, task_type: base.TaskType, source: artifact.Artifact
 ) -> list[str]:
-    """Returns a warning if vectors are pooled differently than those of the model before.
-
-    Raises UserError if a dense layer follows the pooling, because it would not be trained.
-    """
+    """Returns a warning if vectors are pooled differently than those of the model before."""
     encoding = text_encoding.of(source) if task_type.pooling else None
-    if encoding is None:
-        return []
-    if encoding.dense:
-        raise errors.UserError(
-            f"config.model = {config.model} has a dense layer behind its pooling, which cannot be "
-            "trained: remove the module Dense from its modules.json, or choose another model"
-        )
-    if encoding.pooling == task_type.pooling:
+    if encoding is None or encoding.pooling == task_type.pooling:
         return []
     return [
         f"the vectors of {config.model} were pooled by {encoding.pooling!r}, and are trained with "
@@ -221,6 +211,7 @@ def encode(
         lengths=task_type.lengths_of(min(config.max_length, max_length)),
         prompt_ids=strategy.prompt_ids(),
         absent=rows.absent(source.fields),
+        projection=projection.kinds(task_type, source),
     )
     return Encoded(task_type, strategy, make_rows(task_type, labelled), max_length, notes)
 

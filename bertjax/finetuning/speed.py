@@ -23,11 +23,11 @@ SECONDS = 0.2  # of each of the two measurements, besides its first call, which 
 _MIN_CALLS = 3
 
 
-def size(model: artifact.Artifact) -> dict[str, int]:
+def size(model: predictor.Predictor) -> dict[str, int]:
     """Returns the number of parameters and their bytes, as stored."""
     leaves = jax.tree.leaves(model.params)
     return {
-        "parameters": artifact.num_params(model.params, model.fields["vocab_size"]),
+        "parameters": artifact.num_params(model.params, model.config.vocab_size),
         "bytes": sum(leaf.nbytes for leaf in leaves),
     }
 
@@ -38,7 +38,7 @@ def measure(model: predictor.Predictor, examples: Sequence[Any]) -> dict[str, An
     latency_ms: the median time of one example. texts_per_second: for batches of `batch_size`.
     tokens: the length of the median example. The times are missing for generated text.
     """
-    result: dict[str, Any] = size(model.source)
+    result: dict[str, Any] = size(model)
     if model.task_type.loops or not examples:
         return result
     examples = examples[: 8 * predictor.BATCH_SIZE]

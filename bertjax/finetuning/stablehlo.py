@@ -21,6 +21,7 @@ jax keeps a program loadable for six months: a program is read by the version of
 and by later ones.
 """
 
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -34,7 +35,7 @@ from jax import export
 
 from bertjax import errors, files, plugins
 from bertjax.artifact import artifact, hf_tasks
-from bertjax.finetuning import rows, task_types
+from bertjax.finetuning import projection, rows, task_types
 from bertjax.finetuning.task_types import base
 from bertjax.models.common import heads, layers
 
@@ -68,6 +69,10 @@ def write(
         )
     task_type = None if model.task is None else task_types.of_artifact(model)
     notes = _output_notes(model, task_type)
+    if task_type is not None:
+        model = dataclasses.replace(
+            model, params=projection.joined(model.params, task_type, model)
+        )
     params = {path: np.asarray(x) for path, x in artifact.flatten(model.params).items()}
     absent = rows.absent(model.fields)
     inputs = [name for name in rows.INPUTS if name not in absent]

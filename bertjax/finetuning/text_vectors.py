@@ -1,10 +1,12 @@
 """Computes the vectors of texts with a model, in chunks that do not keep their activations.
 
+    vectors_BNE = vectors(apply, batch, "mean", task_type.projection, count=4, training=True)
+
 The backward pass of a chunk computes its forward pass again, from the gradient with respect to its
 vectors: gradient caching (Gao et al., arXiv 2101.06983). So the memory is that of one chunk, and
 the gradients are those of the whole batch. Both passes have the same dropout.
 
-Shapes: B batch, N texts of an example, L length, D model.
+Shapes: B batch, N texts of an example, L length, D model, E vector.
 """
 
 import functools
@@ -15,12 +17,36 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import errors, sharding
-from bertjax.finetuning import rows
+from bertjax.finetuning import projection, rows
 from bertjax.models.common import heads
 from bertjax.objectives.common import losses
 
 FIRST_MASK = "first_mask"  # feature of a batch: the attention mask of the first text of each row
 Apply = Callable[..., losses.Batch]
+
+
+def vectors(
+    apply: Apply,
+    batch: losses.Batch,
+    pooling: str,
+    kinds: tuple[str, ...],
+    count: int = 1,
+    *,
+    training: bool = False,
+) -> jax.Array:
+    """Returns the vectors of all texts, float32[B, N, E].
+
+    kinds: those of the layers behind the pooling, see `projection.kinds`. They are computed for the
+    whole batch at once; count, training: see `pooled`. Pooled vectors in the batch are used instead
+    of the model's (see `feature_cache`).
+    """
+    if projection.POOLED in batch:
+        pooled_BND = batch[projection.POOLED]
+    else:
+        pooled_BND = pooled(apply, batch, pooling, count, training=training)
+    if not kinds:
+        return pooled_BND
+    return apply(pooled=pooled_BND, kinds=kinds, method=projection.project)["vectors"]
 
 
 def pooled(

@@ -11,7 +11,7 @@ Shapes: R texts of a call, B rows of a batch, L length, D model, E vector.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import sharding
-from bertjax.artifact import text_encoding
+from bertjax.artifact import artifact, text_encoding
 from bertjax.data.tokenizers import special_tokens
 from bertjax.inference import batching
 from bertjax.models.common import activations, heads
@@ -64,11 +64,8 @@ class Encoder:
         self._skipped = 0  # tokens at the start that are not pooled
         if prompt and not encoding.pools_prompt:
             self._skipped = len(ends.head) + len(self._tokenizer.encode(self._cased(prompt)))
-        self._kinds = tuple(
-            layer.activation if isinstance(layer, text_encoding.Dense) else layer
-            for layer in encoding.layers
-        )
-        arrays = [(dense.kernel_DE, dense.bias_E) for dense in encoding.dense]
+        self._kinds = text_encoding.kinds(encoding.layers)
+        arrays = artifact.unflatten(text_encoding.tensors(encoding))
         self._variables = {"params": model.params}, jax.tree.map(jnp.asarray, arrays)
         if mesh is not None:
             self._variables = sharding.replicate(mesh, self._variables)
@@ -153,29 +150,35 @@ def truncation(num_truncated: int, num_texts: int, encoding: text_encoding.Encod
 def _vectors(
     model: Any,
     variables: Any,
-    arrays: list[tuple[jax.Array, jax.Array | None]],
+    arrays: Mapping[str, Mapping[str, jax.Array]],
     batch: dict[str, jax.Array],
     pooling: str,
     kinds: tuple[str, ...],
 ) -> jax.Array:
-    """Returns the vectors, float32[B, E]. kinds: the activation of each dense layer, or NORMALIZE.
-
-    arrays: kernel and bias of each dense layer.
-    """
+    """Returns the vectors, float32[B, E]. arrays, kinds: as in `projected`."""
     inputs = {name: x for name, x in batch.items() if name != "pooled"}
     states_BLD = model.apply(variables, **inputs)["last_hidden_state"].astype(jnp.float32)
-    x_BE = _pool(states_BLD, batch["pooled"], pooling)
-    dense = iter(arrays)
-    for kind in kinds:
+    return projected(_pool(states_BLD, batch["pooled"], pooling), arrays, kinds)
+
+
+def projected(
+    x: jax.Array, arrays: Mapping[str, Mapping[str, jax.Array]], kinds: Sequence[str]
+) -> jax.Array:
+    """Returns what the layers behind the pooling make of vectors: [..., D] to [..., E].
+
+    arrays: {index of a dense layer: its "kernel" and, if it has one, its "bias"}. kinds: see
+    `text_encoding.kinds`.
+    """
+    for index, kind in enumerate(kinds):
         if kind == text_encoding.NORMALIZE:
-            x_BE = heads.unit(x_BE)
+            x = heads.unit(x)
             continue
-        kernel_DE, bias_E = next(dense)
-        x_BE = x_BE @ kernel_DE
-        if bias_E is not None:
-            x_BE = x_BE + bias_E[None]
-        x_BE = _ACTIVATIONS[kind](x_BE)
-    return x_BE
+        layer = arrays[str(index)]
+        x = x @ layer["kernel"]
+        if "bias" in layer:
+            x = x + jnp.broadcast_to(layer["bias"], x.shape)
+        x = _ACTIVATIONS[kind](x)
+    return x
 
 
 def _pool(states_BLD: jax.Array, mask_BL: jax.Array, pooling: str) -> jax.Array:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from bertjax import __main__, errors, plugins
-from bertjax.artifact import artifact
-from bertjax.finetuning import predictor, stablehlo, task_types
+from bertjax.artifact import artifact, text_encoding
+from bertjax.finetuning import predictor, projection, stablehlo, task_types
 from bertjax.inference import pretrained
 from tests.helpers import children, downstream, encoders, proofs, tiny_model
 
@@ -38,7 +38,10 @@ def _embedder():
     source = downstream.soft(encoders.make_artifact("modernbert", "bpe", heads=()))
     task = {"name": "embeddings", "kind": "embeddings", "config": {}, "labels": [],
             "max_length": 11, "prompt_ids": [], "num_texts": 0}  # fmt: skip
-    return dataclasses.replace(source, task=task)
+    kernel_DE = np.random.default_rng(0).standard_normal((source.fields["hidden_size"], 6))
+    dense = text_encoding.Dense("tanh", kernel_DE.astype(np.float32), None)
+    encoding = text_encoding.Encoding("mean", 11, layers=(dense, text_encoding.NORMALIZE))
+    return dataclasses.replace(source, task=task, encoding=encoding)
 
 
 MODELS = {
@@ -101,10 +104,11 @@ def test_outputs_are_equal_without_bertjax(exported, case):
 
 def _outputs(model, inputs):
     module = plugins.model(model.family, model.fields)
-    apply = functools.partial(module.apply, {"params": model.params}, deterministic=True)
     if model.task is None:
         return {"vectors": pretrained.Pretrained(model).encode(TEXTS)}
     task_type = task_types.of_artifact(model)
+    params = projection.joined(model.params, task_type, model)
+    apply = functools.partial(module.apply, {"params": params}, deterministic=True)
     return jax.device_get(jax.jit(functools.partial(task_type.single_outputs, apply))(inputs))
 
 

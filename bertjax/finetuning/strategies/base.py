@@ -21,11 +21,13 @@ import optax
 from bertjax import errors, optimizer, sharding
 from bertjax.artifact import artifact
 from bertjax.artifact import lora as lora_lib
+from bertjax.finetuning import projection
 from bertjax.models.common import heads
 
 # The heads for tasks, which every strategy trains. The pooler is one of them, because it is the
-# classifier's first layer. Pretraining heads, which predict over the vocabulary, are not.
-HEADS = ("pooler", *heads.DOWNSTREAM)
+# classifier's first layer, and so are the dense layers of text vectors. Pretraining heads, which
+# predict over the vocabulary, are not.
+HEADS = ("pooler", *heads.DOWNSTREAM, projection.NAME)
 
 
 def of_head(path: str) -> bool:

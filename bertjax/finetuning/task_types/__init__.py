@@ -13,7 +13,7 @@ from typing import Any
 
 from bertjax import errors, schema
 from bertjax.artifact import artifact, weight_files
-from bertjax.finetuning import rows
+from bertjax.finetuning import projection, rows
 from bertjax.finetuning.task_types import base
 
 
@@ -48,5 +48,6 @@ def of_artifact(source: artifact.Artifact) -> base.TaskType:
         lengths=unbound.lengths_of(task["max_length"]),
         prompt_ids=tuple(task["prompt_ids"]) if "prompt_ids" in task else (),
         absent=rows.absent(source.fields),
+        projection=projection.kinds(unbound, source),
         num_texts=task["num_texts"] if "num_texts" in task else 0,
     )

@@ -47,7 +47,9 @@ class TaskType(abc.ABC):
     labels: names in the order of the head's outputs. lengths: the maximum numbers of tokens in a
     row and in a target.
     prompt_ids: ids to insert after the first token of each row. absent: features that the model
-    does not read. num_texts: texts per example of type Sentence; 0 means any number.
+    does not read. projection: kinds of the layers behind the pooling of text vectors that are
+    trained, see `projection.kinds`. num_texts: texts per example of type Sentence; 0 means any
+    number.
     """
 
     task: str
@@ -57,6 +59,7 @@ class TaskType(abc.ABC):
     lengths: rows.Lengths = dataclasses.field(default_factory=lambda: rows.Lengths(0))
     prompt_ids: tuple[int, ...] = ()
     absent: tuple[str, ...] = ()
+    projection: tuple[str, ...] = ()
     num_texts: int = 0
 
     model_kinds: ClassVar[tuple[str, ...]]  # KINDs of the model families that it supports

@@ -1,8 +1,10 @@
 """Sentence embeddings: texts with the same meaning get similar vectors.
 
 Two encoders with shared parameters (Reimers & Gurevych, Sentence-BERT, arXiv 1908.10084) encode the
-texts of an example. The vector of a text is pooled from the last hidden states of its tokens and,
-unless `normalize` is off, scaled to length 1. There are three losses (`vector_losses`):
+texts of an example. The vector of a text is pooled from the last hidden states of its tokens. If
+the model has dense layers behind the pooling, they are applied, and trained as well (`projection`).
+Unless `normalize` is off, the vector is scaled to length 1. There are three losses
+(`vector_losses`):
 
     ranking       For pairs that match. The second texts of the other pairs in the batch are
                   negatives, and so are the hard negatives of all pairs: texts that follow the two
@@ -27,7 +29,7 @@ If the pairs have scores, the evaluation correlates them with the similarities. 
 measures how well the second text of a pair is retrieved from the second texts and hard negatives of
 all pairs.
 
-Shapes: B batch, N texts of an example, L length, D model, K hard negatives of an example.
+Shapes: B batch, N texts of an example, L length, D vector, K hard negatives of an example.
 """
 
 import dataclasses
@@ -41,7 +43,7 @@ import numpy as np
 from bertjax import errors, metrics
 from bertjax.artifact import artifact
 from bertjax.finetuning import margins as margins_lib
-from bertjax.finetuning import rows, text_vectors, vector_losses, vector_ranks
+from bertjax.finetuning import projection, rows, text_vectors, vector_losses, vector_ranks
 from bertjax.finetuning import scores as scores_lib
 from bertjax.finetuning.examples import queries as queries_lib
 from bertjax.finetuning.examples import types as examples_lib
@@ -85,7 +87,7 @@ class Config:
 
 
 class TaskType(base.TaskType):
-    """Trains a model to map texts to vectors, which are pooled from its states without a head."""
+    """Trains a model to map texts to vectors: pooled states, and any dense layers behind them."""
 
     model_kinds = ("encoder",)
     any_texts = True
@@ -116,7 +118,7 @@ class TaskType(base.TaskType):
 
     def for_model(self, source: artifact.Artifact) -> Self:
         """Returns the task type. Raises UserError for Matryoshka sizes above the model's width."""
-        width, sizes = source.fields["hidden_size"], self.config.matryoshka
+        width, sizes = projection.width(source), self.config.matryoshka
         errors.check(max(sizes, default=0) <= width, "kind.matryoshka", sizes,
                      f"sizes of at most {width}, the width of the model's vectors")  # fmt: skip
         return self
@@ -247,7 +249,9 @@ class TaskType(base.TaskType):
         largest size. Raises UserError for single texts, and if chunks do not divide the batch.
         """
         count = text_vectors.num_chunks(len(batch["input_ids"]), self.config.chunk_size)
-        vectors_BND = text_vectors.pooled(apply, batch, self.pooling, count, training=True)
+        vectors_BND = text_vectors.vectors(
+            apply, batch, self.pooling, self.projection, count, training=True
+        )
         if vectors_BND.shape[1] < 2:
             raise errors.UserError("embeddings are trained on pairs: give sentence1 and sentence2")
         sizes = sorted(self.config.matryoshka, reverse=True) or [vectors_BND.shape[-1]]
@@ -277,7 +281,7 @@ class TaskType(base.TaskType):
         """Returns {"vectors": float32[B, N, D]}; each has length 1 if `normalize` is on."""
         size, num_rows = self.config.chunk_size, batch["input_ids"].shape[0]
         count = num_rows // size if size and num_rows % size == 0 else 1
-        vectors_BND = text_vectors.pooled(apply, batch, self.pooling, count)
+        vectors_BND = text_vectors.vectors(apply, batch, self.pooling, self.projection, count)
         return {"vectors": heads_lib.unit(vectors_BND) if self.normalize else vectors_BND}
 
     def single_outputs(
