@@ -6,8 +6,10 @@ import os
 import pathlib
 import sys
 
-# With these flags bfloat16 matmuls use a CPU's matrix units. For float32 the flags make a step
-# slower. They exist from jaxlib 0.12 on, and XLA aborts the process if a flag is unknown.
+# With these flags bfloat16 matmuls use a CPU's instructions for it. For float32 the flags make a
+# step slower. They exist from jaxlib 0.12 on, and XLA aborts the process if a flag is unknown.
+# NOTE: on a CPU without such instructions, the first two flags together give wrong gradients
+# (jaxlib 0.12.0.1, AMD EPYC with AVX2).
 _CPU_BFLOAT16_FLAGS = (
     "--xla_cpu_experimental_onednn_custom_call=true",
     "--xla_cpu_experimental_ynn_fusion_type=reduce",
@@ -25,6 +27,8 @@ _KEPT_MEMORY = {
     "glibc.malloc.mmap_threshold": 2**36,
     "glibc.malloc.trim_threshold": 2**36,
 }
+_CPU_INFO = pathlib.Path("/proc/cpuinfo")
+_BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16"}
 _KERNEL_HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -45,11 +49,19 @@ def configure(dtype: str) -> None:
     """
     if has_accelerator():
         return
-    version = tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:2])
-    flags = _CPU_FLAGS + _CPU_BFLOAT16_FLAGS * (dtype == "bfloat16" and version >= (0, 12))
+    flags = _CPU_FLAGS
+    if dtype == "bfloat16" and _has_bfloat16_flags():
+        flags += _CPU_BFLOAT16_FLAGS
     user_flags = os.environ.get("XLA_FLAGS", "")
     missing = [flag for flag in flags if flag.split("=")[0] not in user_flags]
     os.environ["XLA_FLAGS"] = " ".join([user_flags, *missing]).strip()
+
+
+def _has_bfloat16_flags() -> bool:
+    """Returns whether jaxlib has the flags for bfloat16, and the CPU the instructions for it."""
+    version = tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:2])
+    instructions = _CPU_INFO.read_text().split() if _CPU_INFO.exists() else ()
+    return version >= (0, 12) and not _BFLOAT16_INSTRUCTIONS.isdisjoint(instructions)
 
 
 def start_with_kept_memory() -> None:

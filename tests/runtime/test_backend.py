@@ -89,3 +89,30 @@ for function in (use, use, lambda: [thread.start() or thread.join() for thread i
     first, second, in_threads = map(int, lines[3:])
     assert first > 20 > second
     assert in_threads < 100  # their stacks
+
+
+@pytest.mark.parametrize(
+    ("dtype", "jaxlib", "cpu", "chosen"),
+    [
+        ("bfloat16", "0.12.0.1", "fpu avx2 avx512f avx512_bf16", True),
+        ("bfloat16", "0.13.1", "amx_bf16 amx_tile", True),
+        ("bfloat16", "0.12.0.1", "fpu avx2 avx512f", False),
+        ("bfloat16", "0.10.2", "avx512_bf16", False),
+        ("float32", "0.12.0.1", "avx512_bf16", False),
+    ],
+)
+def test_bfloat16_flags_need_instructions_for_it(dtype, jaxlib, cpu, chosen, monkeypatch, tmp_path):
+    """Without them the flags would give wrong gradients, and older versions do not know them."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_use_xnnpack=true")  # the user's own
+    monkeypatch.setattr(backend.importlib.metadata, "version", lambda name: jaxlib)
+    (tmp_path / "cpuinfo").write_text(f"model name\t: CPU\nflags\t\t: {cpu}\n")
+    monkeypatch.setattr(backend, "_CPU_INFO", tmp_path / "cpuinfo")
+    backend.configure(dtype)
+    flags = os.environ["XLA_FLAGS"].split()
+    assert ("--xla_cpu_experimental_onednn_custom_call=true" in flags) == chosen
+    assert "--xla_cpu_use_xnnpack=true" in flags and "--xla_cpu_use_xnnpack=false" not in flags
+    monkeypatch.setattr(backend, "_CPU_INFO", tmp_path / "missing")  # as on macOS
+    monkeypatch.setenv("XLA_FLAGS", "")
+    backend.configure(dtype)
+    assert "onednn" not in os.environ["XLA_FLAGS"]
