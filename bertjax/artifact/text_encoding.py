@@ -100,9 +100,13 @@ class Encoding:
         )
         return dataclasses.replace(self, layers=layers)
 
+    def full_width(self, hidden_size: int) -> int:
+        """Returns the size of the vectors of a model of this width before they are truncated."""
+        return self.dense[-1].kernel_DE.shape[1] if self.dense else hidden_size
+
     def width(self, hidden_size: int) -> int:
         """Returns the size of the vectors of a model of this width."""
-        size = self.dense[-1].kernel_DE.shape[1] if self.dense else hidden_size
+        size = self.full_width(hidden_size)
         return min(size, self.num_dims) if self.num_dims else size
 
     def summary(self) -> str:

@@ -36,10 +36,8 @@ def kinds(task_type: Any, source: artifact.Artifact) -> tuple[str, ...]:
 
 def width(source: artifact.Artifact) -> int:
     """Returns the size of the vectors that are trained: that of a last dense layer, or D."""
-    encoding = text_encoding.of(source)
-    if encoding is None or not encoding.dense:
-        return source.fields["hidden_size"]
-    return encoding.dense[-1].kernel_DE.shape[1]
+    encoding, hidden_size = text_encoding.of(source), source.fields["hidden_size"]
+    return hidden_size if encoding is None else encoding.full_width(hidden_size)
 
 
 def joined(params: Any, task_type: Any, source: artifact.Artifact) -> Any:

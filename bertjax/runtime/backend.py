@@ -60,8 +60,9 @@ def configure(dtype: str) -> None:
 def _has_bfloat16_flags() -> bool:
     """Returns whether jaxlib has the flags for bfloat16, and the CPU the instructions for it."""
     version = tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:2])
-    instructions = _CPU_INFO.read_text().split() if _CPU_INFO.exists() else ()
-    return version >= (0, 12) and not _BFLOAT16_INSTRUCTIONS.isdisjoint(instructions)
+    if version < (0, 12) or not _CPU_INFO.exists():
+        return False
+    return not _BFLOAT16_INSTRUCTIONS.isdisjoint(_CPU_INFO.read_text().split())
 
 
 def start_with_kept_memory() -> None:

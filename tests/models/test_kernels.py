@@ -17,7 +17,7 @@ from bertjax import config as config_lib
 from bertjax import errors, experiment, plugins
 from bertjax.models import bert
 from bertjax.models.common import attention, kernels, layers, masks
-from tests.helpers import encoders, meshes, proofs
+from tests.helpers import encoders, meshes, proofs, trees
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"
 B, L = 2, 384  # three blocks of 128
@@ -65,16 +65,6 @@ def _inputs():
     return params, x_BLD
 
 
-def _assert_close(found, expected, rtol=1e-4):
-    for (path, a), b in zip(
-        jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
-    ):
-        scale = float(np.abs(b).max())
-        np.testing.assert_allclose(
-            a, b, rtol=0, atol=rtol * scale, err_msg=jax.tree_util.keystr(path)
-        )
-
-
 @pytest.mark.parametrize("name", proofs.all_but(MASKS, "causal and local", "segments"))
 def test_splash_agrees_with_xla_in_values_and_gradients(name):
     mask = MASKS[name]
@@ -82,7 +72,7 @@ def test_splash_agrees_with_xla_in_values_and_gradients(name):
     real = _real(_segments())
     expected = _value_and_grad("xla", mask, params, x_BLD, real)
     found = _value_and_grad("splash", mask, params, x_BLD, real)
-    _assert_close(found, expected)
+    trees.assert_close(found, expected, 1e-4)
 
 
 @pytest.mark.proof
@@ -104,7 +94,7 @@ def test_splash_on_a_mesh(rows, fsdp, tensor):
     expected = _value_and_grad("splash", mask, params, x_BLD, real)
     with jax.set_mesh(meshes.of(rows, fsdp, tensor)):
         found = _value_and_grad("splash", mask, params, x_BLD, real)
-    _assert_close(found, expected, 1e-5)
+    trees.assert_close(found, expected, 1e-5)
 
 
 @pytest.mark.parametrize("remat", proofs.all_but(["none", "full"], "full"))
@@ -124,7 +114,7 @@ def test_the_scanned_layers_of_modernbert_choose_their_mask(remat):
 
         return jax.jit(jax.value_and_grad(total))(params)
 
-    _assert_close(run("splash"), run("xla"), 1e-3)
+    trees.assert_close(run("splash"), run("xla"), 1e-3)
 
 
 @pytest.mark.proof
@@ -149,7 +139,8 @@ def test_cudnn_is_asked_for_what_xla_computes(mask, monkeypatch):
     params, x_BLD = _inputs()
     real = _real(_segments())
     found = _value_and_grad("cudnn", mask, params, x_BLD, real)
-    _assert_close(found, _value_and_grad("xla", mask, params, x_BLD, real))
+    expected = _value_and_grad("xla", mask, params, x_BLD, real)
+    trees.assert_close(found, expected, 1e-4)
     assert asked == ["cudnn"]
 
 
@@ -158,7 +149,7 @@ def test_cudnn_is_asked_for_what_xla_computes(mask, monkeypatch):
 def test_cudnn_agrees_with_xla_on_a_gpu(mask):
     params, x_BLD = jax.tree.map(lambda x: x.astype(jnp.bfloat16), _inputs())
     real = _real(_segments())
-    _assert_close(
+    trees.assert_close(
         _value_and_grad("cudnn", mask, params, x_BLD, real),
         _value_and_grad("xla", mask, params, x_BLD, real), 5e-2,
     )  # fmt: skip
