@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -35,6 +35,17 @@ class TrainState:
     rng: jax.Array  # typed key; folded with the step, never changed
     skipped: jax.Array  # int32: non-finite steps so far
     skipped_in_row: jax.Array  # int32: non-finite steps since the last finite one
+
+
+class Gradients(NamedTuple):
+    """What the first half of a step computes.
+
+    loss: the minimised sum of the losses. terms: see `Loss`. grads: like the parameters.
+    """
+
+    loss: jax.Array
+    terms: metrics.Terms
+    grads: Any
 
 
 @flax.struct.dataclass
@@ -115,35 +126,25 @@ def _moving_average(ema: Any, params: Any, count: jax.Array, decay: float) -> An
     return optax.incremental_update(params, ema, weight)
 
 
-def make_train_step(
+def make_gradients(
     model: Any,
     loss: Loss,
     normalizers: Normalizers,
     scales: Mapping[str, float],
-    tx: optax.GradientTransformation,
-    schedule: optax.Schedule,
     micro_batches: int = 1,
     frozen_models: Mapping[str, Any] = MappingProxyType({}),
     combine: Callable[[Any, Mapping[str, Any]], Any] = lambda params, frozen: params,
-    ema_decay: float = 0.0,
-) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-    """Returns the function step(state, batch, frozen, token_bytes), which returns (state, metrics).
-
-    It should be jitted with the state donated. token_bytes: float32[vocab_size], the bytes of text
-    that each id stands for; if given, the metrics contain "bits_per_byte".
+) -> Callable[..., Gradients]:
+    """Returns the function gradients(state, batch, frozen), the first half of a train step.
 
     scales: {loss term: factor} in the sum that is minimised. frozen_models: {keyword argument of
     the loss: Linen module}; `frozen` must contain the parameters of each. combine: builds the
     model's parameters from the trained ones and `frozen`, if only some parameters are trained.
-    ema_decay: the decay per step of the moving average in the state, which must be an
-    `AveragedState`; 0: the state has no average.
 
     With several micro-batches, each group of devices along the mesh axes slice and data adds up the
     gradients of its own rows, and the sums are sent once, after the last micro-batch. NOTE: the
     loss then sees only some rows of a micro-batch, so its terms must be sums over rows. A loss that
     compares rows needs micro_batches = 1 (see `TaskType.across_rows` of fine-tuning).
-
-    A step whose loss or gradient is not finite changes only `step` and the counts of skipped steps.
     """
 
     def loss_fn(params, batch, weights, rng, frozen):
@@ -184,34 +185,48 @@ def make_train_step(
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return jax.lax.scan(accumulate, zeros, (jnp.arange(micro_batches), stacked))[0]
 
-    def train_step(state, batch, frozen=None, token_bytes=None):
+    def gradients(state, batch, frozen=None):
         rng = jax.random.fold_in(state.rng, state.step)
-        (total, terms), grads = all_gradients(state.params, batch, rng, frozen or {})
-        if token_bytes is not None:
-            nats, _ = terms[next(iter(scales))]
-            bits_term = metrics.bits_per_byte(nats, batch, token_bytes)
-            terms = terms | {metrics.BITS_PER_BYTE: bits_term}
-        grad_norm = optax.tree.norm(grads)
-        finite = jnp.isfinite(total) & jnp.isfinite(grad_norm)
+        (loss, terms), grads = all_gradients(state.params, batch, rng, frozen or {})
+        return Gradients(loss, terms, grads)
 
-        def update(params, opt_state, *ema):
+    return gradients
+
+
+def make_update(
+    tx: optax.GradientTransformation, schedule: optax.Schedule, ema_decay: float = 0.0
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+    """Returns the function update(state, gradients) -> (state, report), the second half.
+
+    ema_decay: the decay per step of the moving average in the state, which must be an
+    `AveragedState`; 0: the state has no average.
+
+    A step whose loss or gradient is not finite changes only `step` and the counts of skipped steps.
+    """
+
+    def update(state, gradients):
+        loss, terms, grads = gradients
+        grad_norm = optax.tree.norm(grads)
+        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+
+        def changed(params, opt_state, *ema):
             updates, opt_state = tx.update(grads, opt_state, params)
             params = optax.apply_updates(params, updates)
             count = state.step + 1 - state.skipped
             return params, opt_state, *(_moving_average(e, params, count, ema_decay) for e in ema)
 
         names = ("params", "opt_state", "ema") if ema_decay else ("params", "opt_state")
-        changed = _update_unless(~finite, update, *(getattr(state, name) for name in names))
+        new = _update_unless(~finite, changed, *(getattr(state, name) for name in names))
         num_bad = 1 - finite.astype(jnp.int32)
         new_state = state.replace(
             step=state.step + 1,
             skipped=state.skipped + num_bad,
             skipped_in_row=num_bad * (state.skipped_in_row + 1),
-            **dict(zip(names, changed, strict=True)),
+            **dict(zip(names, new, strict=True)),
         )
         means = {name: s / jnp.maximum(w, 1e-9) for name, (s, w) in terms.items()}
         report = {
-            "loss": total,
+            "loss": loss,
             **means,
             "terms": terms,
             "grad_norm": grad_norm,
@@ -220,6 +235,42 @@ def make_train_step(
             "skipped_in_row": new_state.skipped_in_row,
         }
         return new_state, report
+
+    return update
+
+
+def make_train_step(
+    model: Any,
+    loss: Loss,
+    normalizers: Normalizers,
+    scales: Mapping[str, float],
+    tx: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    micro_batches: int = 1,
+    frozen_models: Mapping[str, Any] = MappingProxyType({}),
+    combine: Callable[[Any, Mapping[str, Any]], Any] = lambda params, frozen: params,
+    ema_decay: float = 0.0,
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+    """Returns the function step(state, batch, frozen, token_bytes), which returns (state, report).
+
+    It is `make_update` after `make_gradients`, which say what the arguments are, and should be
+    jitted with the state donated. token_bytes: float32[vocab_size], the bytes of text that each id
+    stands for; if given, the report contains "bits_per_byte".
+    """
+    gradients_of = make_gradients(
+        model, loss, normalizers, scales, micro_batches, frozen_models, combine
+    )
+    update = make_update(tx, schedule, ema_decay)
+
+    def train_step(state, batch, frozen=None, token_bytes=None):
+        gradients = gradients_of(state, batch, frozen)
+        if token_bytes is not None:
+            nats, _ = gradients.terms[next(iter(scales))]
+            bits_term = metrics.bits_per_byte(nats, batch, token_bytes)
+            gradients = gradients._replace(
+                terms=gradients.terms | {metrics.BITS_PER_BYTE: bits_term}
+            )
+        return update(state, gradients)
 
     return train_step
 

@@ -1,4 +1,4 @@
-"""Compiles a jitted function for every batch shape before its first call, in parallel threads.
+"""Compiles jitted functions for every batch shape before their first call, in parallel threads.
 
 One compilation keeps little more than one core busy. On a machine with many cores, ten
 compilations in parallel take hardly longer than one. Fine-tunings in one process share programs:
@@ -7,7 +7,7 @@ two functions whose lowered programs are equal are compiled once.
 
 import concurrent.futures
 import hashlib
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -18,28 +18,38 @@ Programs = MutableMapping[Any, Any]  # {identity of a lowered program: the compi
 
 
 def for_calls(
-    jitted: Any, calls: Sequence[tuple[Any, ...]], programs: Programs | None = None
-) -> Callable[..., Any]:
-    """Returns `jitted`, compiled for calls that differ only in the shapes of their second argument.
+    functions: Sequence[tuple[Any, Sequence[tuple[Any, ...]]]], programs: Programs | None = None
+) -> list[Callable[..., Any]]:
+    """Returns each jitted function, compiled for its calls, all of them at the same time.
 
-    calls: the arguments of each call, with arrays or jax.ShapeDtypeStruct. programs: compiled
-    programs that are used again; new ones are added. The returned function raises KeyError for
-    other shapes.
+    functions: pairs of a jitted function and the arguments of its calls, with arrays or
+    jax.ShapeDtypeStruct; calls differ only in the shapes of their second argument. programs:
+    compiled programs that are used again; new ones are added. The returned functions raise KeyError
+    for other shapes.
     """
     programs = {} if programs is None else programs
-    by_shape, compiling = {}, {}
+    identities, compiling = [], {}
     # An interrupt waits for running compilations, but not for queued ones.
     with concurrent.futures.ThreadPoolExecutor(parallel.cpus()) as pool:
-        for call in calls:
-            # Not traced in the pool, because the mesh is set for each thread separately. The pool
-            # compiles while this thread traces the next program.
-            lowered = jitted.lower(*call)
-            identity = by_shape[_shapes(call)] = _identity(lowered)
-            if identity not in programs and identity not in compiling:
-                compiling[identity] = pool.submit(lowered.compile)
+        for jitted, calls in functions:
+            by_shapes = {}
+            for call in calls:
+                # Not traced in the pool, because the mesh is set for each thread separately. The
+                # pool compiles while this thread traces the next program.
+                lowered = jitted.lower(*call)
+                identity = by_shapes[_shapes(call)] = _identity(lowered)
+                if identity not in programs and identity not in compiling:
+                    compiling[identity] = pool.submit(lowered.compile)
+            identities.append(by_shapes)
         programs.update({identity: done.result() for identity, done in compiling.items()})
-    by_shape = {shapes: programs[identity] for shapes, identity in by_shape.items()}
-    return lambda *args: by_shape[_shapes(args)](*args)
+    return [
+        _by_shapes({shapes: programs[identity] for shapes, identity in by_shapes.items()})
+        for by_shapes in identities
+    ]
+
+
+def _by_shapes(programs: Mapping[tuple, Callable]) -> Callable[..., Any]:
+    return lambda *call: programs[_shapes(call)](*call)
 
 
 def _identity(lowered: Any) -> tuple[Any, ...]:
@@ -56,4 +66,5 @@ def _identity(lowered: Any) -> tuple[Any, ...]:
 
 
 def _shapes(call: tuple[Any, ...]) -> tuple:
-    return tuple((name, x.shape) for name, x in sorted(call[1].items()))
+    leaves, tree = jax.tree.flatten(call[1])
+    return tree, tuple(x.shape for x in leaves)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import ml_collections
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax import plugins, sharding
 from bertjax import step as step_lib
@@ -185,16 +185,32 @@ class Job:
     def train_step(self) -> Callable[..., tuple[step_lib.TrainState, dict]]:
         """The function step(state, batch, frozen, learning_rate), compiled for every batch shape.
 
+        The gradients depend on the shape of the batch, the update of the parameters does not, so
+        it is a program of its own, which is compiled once.
+
         NOTE: the step donates its state, so the caller must not use that state again.
         """
-        step = jax.jit(self._step, donate_argnums=0, out_shardings=(self._state_shardings(), None))
+        state, shardings = self.abstract_state(), self._state_shardings()
         shapes = self.train_batches.one_of_each_shape(in_order=False)
-        state = self.abstract_state()
-        calls = [(state, self.place(batch), self.frozen, self._plans.of(1.0)) for batch in shapes]
-        compiled = compiling.for_calls(step, calls, self.shared.programs)
-        return lambda state, batch, frozen, learning_rate: compiled(
-            state, batch, frozen, self._plans.of(learning_rate)
+        calls = [(state, self.place(batch), self.frozen) for batch in shapes]
+        replicated = NamedSharding(self.mesh, PartitionSpec())
+        between = step_lib.Gradients(replicated, replicated, shardings.params)
+        jitted_gradients = jax.jit(self._gradients, out_shardings=between)
+        jitted_update = jax.jit(
+            self._plans.update,
+            donate_argnums=0,
+            in_shardings=(shardings, between, None),
+            out_shardings=(shardings, None),
         )
+        update_call = (state, jitted_gradients.eval_shape(*calls[0]), self._plans.of(1.0))
+        update, gradients = compiling.for_calls(
+            [(jitted_update, [update_call]), (jitted_gradients, calls)], self.shared.programs
+        )
+
+        def step(state, batch, frozen, learning_rate):
+            return update(state, gradients(state, batch, frozen), self._plans.of(learning_rate))
+
+        return step
 
     def batches(self, seed: int, start: int = 0) -> Iterator[dict[str, jax.Array]]:
         """Yields the batches of all epochs, placed on the devices, beginning with step `start`."""
@@ -236,20 +252,18 @@ class Job:
     def _jitted_init(self) -> Callable[[Any, jax.Array], step_lib.TrainState]:
         return jax.jit(self._init, out_shardings=self._state_shardings())
 
-    def _step(
-        self, state: step_lib.TrainState, batch: step_lib.Batch, frozen: Any, plan: plans.Plan
-    ) -> tuple[step_lib.TrainState, dict[str, Any]]:
-        step = step_lib.make_train_step(
+    def _gradients(
+        self, state: step_lib.TrainState, batch: step_lib.Batch, frozen: Any
+    ) -> step_lib.Gradients:
+        gradients = step_lib.make_gradients(
             self.model,
             functools.partial(distillation.loss, self.config, self.task_type, self._task_apply),
             functools.partial(distillation.normalizers, self.task_type),
             self.scales,
-            self._plans.optimizer(plan),
-            plans.schedule(plan),
             self._micro_batches(batch),
             combine=self.strategy.combine,
         )
-        return step(state, batch, frozen)
+        return gradients(state, batch, frozen)
 
     def _micro_batches(self, batch: step_lib.Batch) -> int:
         """Returns the number of micro-batches into which a step splits a batch."""
@@ -283,7 +297,8 @@ class Job:
             shapes = map(self.place, self.batches_of(split).one_of_each_shape(in_order=True))
             calls = [(trained, batch, self.frozen) for batch in shapes]
             jitted = jax.jit(self._predict)
-            self._predict_steps[split] = compiling.for_calls(jitted, calls, self.shared.programs)
+            (step,) = compiling.for_calls([(jitted, calls)], self.shared.programs)
+            self._predict_steps[split] = step
         return self._predict_steps[split]
 
     def predictions(

@@ -1,10 +1,10 @@
-"""The learning rates of a run as an argument of the train step.
+"""The learning rates of a run as an argument of the update.
 
-The step looks its rate up in a table. So runs that differ in peak rate, schedule or number of steps
-share one compiled program, in a sweep or a suite as well.
+The update looks its rate up in a table. So runs that differ in peak rate, schedule or number of
+steps share one compiled program, in a sweep or a suite as well.
 
     run_plans = Plans(config, strategy, mesh, num_steps, steps_per_epoch)
-    step(state, batch, frozen, run_plans.of(3e-5))    # calls schedule(plan)(number of updates)
+    state, report = run_plans.update(state, gradients, run_plans.of(3e-5))
 """
 
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import optax
 
 from bertjax import optimizer, sharding
+from bertjax import step as step_lib
 from bertjax.finetuning import recipe
 from bertjax.finetuning.strategies import base
 
@@ -35,7 +36,7 @@ class Plan:
     steps_per_epoch: jax.Array
 
 
-def schedule(plan: Plan) -> optax.Schedule:
+def _schedule(plan: Plan) -> optax.Schedule:
     """Returns the learning rate as a function of the number of updates so far."""
     return lambda count: jnp.take(plan.rates, count, mode="clip")
 
@@ -69,12 +70,13 @@ class Plans:
         options = self._options(1.0)
         return self._strategy.optimizer(options, self._num_steps, self._steps_per_epoch)
 
-    def optimizer(self, plan: Plan) -> optax.GradientTransformation:
-        """Returns the optimizer of the trained parameters with the learning rates of a plan."""
-        options = self._options(1.0)  # its rate and schedule are not used
-        return self._strategy.optimizer(
-            options, self._num_steps, plan.steps_per_epoch, schedule(plan)
-        )
+    def update(
+        self, state: step_lib.TrainState, gradients: step_lib.Gradients, plan: Plan
+    ) -> tuple[step_lib.TrainState, dict[str, Any]]:
+        """Updates a state with the learning rates of a plan; returns (state, report)."""
+        options, rates = self._options(1.0), _schedule(plan)  # the rate of the options is not used
+        tx = self._strategy.optimizer(options, self._num_steps, plan.steps_per_epoch, rates)
+        return step_lib.make_update(tx, rates)(state, gradients)
 
     def _options(self, learning_rate: float) -> Any:
         return recipe.run_optimizer(self._config, learning_rate, self._num_steps)

@@ -21,7 +21,7 @@ def test_every_shape_is_compiled_once_and_before_the_first_call():
 
     looks = jax.ShapeDtypeStruct((), jnp.float32)
     calls = [(looks, _batch(length), 1.0) for length in (2, 3, 5)]
-    compiled = compiling.for_calls(jax.jit(function), calls)
+    (compiled,) = compiling.for_calls([(jax.jit(function), calls)])
     assert sorted(traced) == [(2,), (3,), (5,)]
     for _ in range(2):
         for length in (5, 2, 3):
@@ -37,7 +37,7 @@ def test_what_cannot_be_compiled_is_raised():
         raise ValueError(f"no {batch['x'].shape[0]}")
 
     with pytest.raises(ValueError, match="no 2"):
-        compiling.for_calls(jax.jit(function), [(1.0, _batch(2)), (1.0, _batch(3))])
+        compiling.for_calls([(jax.jit(function), [(1.0, _batch(2)), (1.0, _batch(3))])])
 
 
 def test_equal_programs_are_compiled_once_and_others_are_not():
@@ -47,7 +47,7 @@ def test_equal_programs_are_compiled_once_and_others_are_not():
         def function(factor, batch):
             return factor * batch["x"] + constants
 
-        return compiling.for_calls(jax.jit(function), [(1.0, _batch(2000))], programs)
+        return compiling.for_calls([(jax.jit(function), [(1.0, _batch(2000))])], programs)[0]
 
     one, other = np.zeros(2000, np.float32), np.zeros(2000, np.float32)
     other[1000] = 7.0  # in the middle of a constant that is too long to be printed as a whole
@@ -63,5 +63,5 @@ def test_an_argument_that_is_not_used_may_have_several_shapes():
         return factor * batch["used"]
 
     calls = [(1.0, _batch(length) | {"used": np.float32(length)}) for length in (3, 5)]
-    compiled = compiling.for_calls(jax.jit(function), calls, {})
+    (compiled,) = compiling.for_calls([(jax.jit(function), calls)], {})
     assert [float(compiled(*call)) for call in calls] == [3.0, 5.0]

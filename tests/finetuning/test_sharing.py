@@ -38,3 +38,13 @@ def test_jobs_share_what_is_the_same(root, tmp_path):
         assert "features" not in short.encoded["train"].rows[0]
         assert "features" not in make().encoded["train"].rows[0]
         assert make(max_length=9).encoded["train"].rows[0]["input_ids"].size <= 9
+
+
+def test_the_update_is_compiled_once_for_all_shapes(root):
+    config = toy_tasks.config("classification", root / "model", root, num_epochs=10_000)
+    shared, mesh = sharing.Shared(), sharding.make_mesh("data:1", jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        made = job.make(config, shared.source(config.model), mesh, shared)
+        assert made.train_step
+    shapes = made.train_batches.one_of_each_shape(in_order=False)
+    assert len(shapes) > 1 and len(shared.programs) == len(shapes) + 1
