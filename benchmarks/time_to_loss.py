@@ -2,14 +2,15 @@
 
     python -m benchmarks.time_to_loss --input=openstax.jsonl --input=novels.jsonl \\
         --output=time_to_loss/ [--minutes=20] [--cores=0,1] [--races=transformers+best] \\
-        [--torch_python=PYTHON]
+        [--dtype=float32] [--torch_python=PYTHON]
 
 The contenders have the same text, tokens, WordPieces, model and time:
 
 transformers   BertForMaskedLM in a loop of its own (without Trainer, which needs accelerate) with
-               DataCollatorForLanguageModeling on full rows, bfloat16 autocast and fused AdamW;
+               DataCollatorForLanguageModeling on full rows and fused AdamW, in bfloat16 autocast;
                --compile adds torch.compile; --torch_python is the Python that has PyTorch
 same           `bertjax pretrain` with the same recipe, so the difference is speed
+half           the same with half of the time, so its rate has fallen to 0 by then
 best           `bertjax pretrain` with the best recipe found; all are in time_to_loss_config.py
 modern         the same for a ModernBERT with as many parameters
 
@@ -35,7 +36,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,12 +47,24 @@ from bertjax.data.prepared import store
 from bertjax.runtime import backend
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+class Contender(NamedTuple):
+    """A training. share: of the time that it gets."""
+
+    recipe: str
+    label: str
+    color: str
+    share: float = 1.0
+
+
 CONTENDERS = {
-    "transformers": ("same", "transformers", plot.GREY),
-    "same": ("same", "bertjax, the same recipe", plot.TRAIN),
-    "best": ("best", "bertjax, its best recipe", plot.HELDOUT),
-    "modern": ("modern", "bertjax, ModernBERT", plot.REFERENCE),
-}  # {name: (recipe, label, colour)}
+    "transformers": Contender("same", "transformers", plot.GREY),
+    "same": Contender("same", "bertjax, the same recipe", plot.TRAIN),
+    "half": Contender("same", "bertjax, the same recipe, half of the time", plot.TRAIN, 0.5),
+    "best": Contender("best", "bertjax, its best recipe", plot.HELDOUT),
+    "modern": Contender("modern", "bertjax, ModernBERT", plot.REFERENCE),
+}
 RACES = "transformers+best,same+transformers"
 POINTS, TIMED_STEPS, SAMPLES = 10, 20, 512
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -66,6 +79,7 @@ def main() -> None:
     parser.add_argument("--cores", default="0,1", help="cores, one for each contender of a race")
     parser.add_argument("--races", default=RACES, help="contenders that run at the same time")
     parser.add_argument("--compile", action="store_true", help="torch.compile for transformers")
+    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--torch_python", default=sys.executable, help="Python with PyTorch")
     parser.add_argument("--timed_steps", type=int, default=TIMED_STEPS)
     flags = parser.parse_args()
@@ -110,11 +124,12 @@ def command(
     if name == "transformers":
         words = [f"--rows={output / 'rows.npy'}", f"--tokenizer={output / 'tokenizer'}",
                  f"--output={folder}", f"--num_steps={sum(steps)}", f"--every={every}",
-                 *["--compile"] * flags.compile]  # fmt: skip
+                 f"--dtype={flags.dtype}", *["--compile"] * flags.compile]  # fmt: skip
         return [flags.torch_python, "-m", "benchmarks.time_to_loss_torch", *words]
-    config = ",".join([f"{configs.__file__}:{CONTENDERS[name][0]}", *map(str, steps)])
+    config = ",".join([f"{configs.__file__}:{CONTENDERS[name].recipe}", *map(str, steps)])
     return [sys.executable, "-m", "bertjax", "pretrain", f"--config={config}",
             f"--workdir={folder}", f"--config.data.path={output / 'prepared'}",
+            f"--config.dtype={flags.dtype}",
             *(f"--config.checkpoint.{key}={every}" for key in ("every", "keep_every"))]  # fmt: skip
 
 
@@ -188,7 +203,8 @@ def run_race(
         timings = measure(output, cores, flags)
         processes = {}
         for name, core in cores.items():
-            steps = steps_for(name, timings[name], 60 * flags.minutes)
+            seconds = 60 * flags.minutes * CONTENDERS[name].share
+            steps = steps_for(name, timings[name], seconds)
             every = max(1, sum(steps) // POINTS)
             print(f"race {number}: {name} on core {core}, {steps} steps", flush=True)
             words = command(name, output, folders[name], steps, every, flags)
@@ -214,7 +230,7 @@ def measure(
     files = {name: output / f"timing-{name}.json" for name in cores}
     processes = {}
     for name in [name for name, file in files.items() if not file.exists()]:
-        steps = [2 * flags.timed_steps] * len(configs.PHASES[CONTENDERS[name][0]])
+        steps = [2 * flags.timed_steps] * len(configs.PHASES[CONTENDERS[name].recipe])
         steps[-1] += 1
         folder = output / f"timing-{name}"
         words = command(name, output, folder, steps, flags.timed_steps, flags)
@@ -238,7 +254,7 @@ def timing(points: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 def steps_for(name: str, timing: dict[str, Any], budget: float) -> list[int]:
     """Returns the number of steps of each phase that fit into `budget` seconds."""
-    phases = configs.PHASES[CONTENDERS[name][0]]
+    phases = configs.PHASES[CONTENDERS[name].recipe]
     left = max(budget - timing["startup"], 0.1 * budget)
     pairs = zip(phases, timing["seconds"], strict=True)
     return [max(POINTS, round(share * left / seconds)) for (share, _), seconds in pairs]
@@ -246,7 +262,7 @@ def steps_for(name: str, timing: dict[str, Any], budget: float) -> list[int]:
 
 def tokens(name: str, steps: Sequence[int]) -> int:
     """Returns the number of tokens, with special ones and padding, that a run trains on."""
-    recipe = CONTENDERS[name][0]
+    recipe = CONTENDERS[name].recipe
     total, size, length = 0, configs.SAME["batch_size"], configs.LENGTH
     for count, (_, keys) in zip(steps, configs.PHASES[recipe], strict=True):
         size, length = keys.get("batch_size", size), keys.get("data.length", length)
@@ -294,7 +310,7 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
              "CPU min to their final loss | of their time |", "|" + "---|" * 10]  # fmt: skip
     for run in runs:
         last = run["points"][-1]
-        cells = [CONTENDERS[run["contender"]][1], str(run["core"]),
+        cells = [CONTENDERS[run["contender"]].label, str(run["core"]),
                  " + ".join(map(str, run["steps"])), f"{run['tokens'] / 1e6:.2f}M",
                  f"{run['tokens'] / last['cpu']:,.0f}", f"{last['cpu'] / 60:.1f}",
                  f"{last['wall'] / 60:.1f}", f"{last['loss']:.3f}"]  # fmt: skip
@@ -315,12 +331,12 @@ def draw(runs: Sequence[dict[str, Any]], file: pathlib.Path) -> None:
         figure = Figure(figsize=(8, 4.8), dpi=130, layout="constrained")
         axes = figure.add_subplot()
         for run in runs:
-            _, label, color = CONTENDERS[run["contender"]]
+            contender = CONTENDERS[run["contender"]]
             minutes = [point["cpu"] / 60 for point in run["points"]]
             losses = [point["loss"] for point in run["points"]]
             style = "-" if run["race"] == 1 or run["contender"] != "transformers" else "--"
-            label += f", core {run['core']}"
-            axes.plot(minutes, losses, style, marker="o", color=color, label=label)
+            label = f"{contender.label}, core {run['core']}"
+            axes.plot(minutes, losses, style, marker="o", color=contender.color, label=label)
         axes.set_xlabel("minutes of CPU time, one core each")
         axes.set_ylabel("held-out MLM loss, nats per masked token")
         axes.set_title("Time to quality: the same text, model and time")

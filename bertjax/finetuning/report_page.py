@@ -8,7 +8,7 @@
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,12 @@ def main_split(content: Mapping[str, Any]) -> str:
     """Returns the split whose scores count: test, else the scores of folds, else dev."""
     names = ("test", report.FOLDS, "dev")
     return next((s for s in names if s in content["splits"]), next(iter(content["splits"]), ""))
+
+
+def time_of(runs: Iterable[Mapping[str, Any]]) -> str:
+    """Returns the time that the runs of a report took, as text."""
+    seconds = sum(run["seconds"] for run in runs)
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def headline(content: Mapping[str, Any]) -> dict[str, str]:

@@ -36,9 +36,8 @@ def document(path: str | os.PathLike, content: Mapping[str, Any]) -> str:
 def _headline(content: Mapping[str, Any]) -> dict[str, str]:
     means = [mean for mean in map(_main_mean, content["tasks"].values()) if mean is not None]
     runs = [run for each in content["tasks"].values() for run in _all_runs(each)]
-    seconds = sum(run["seconds"] for run in runs)
     values = {"tasks": str(len(content["tasks"])), "runs": str(len(runs)),
-              "time of all runs": f"{seconds / 60:.1f} min"}  # fmt: skip
+              "time of all runs": report_page.time_of(runs)}  # fmt: skip
     if means and all(map(math.isfinite, means)):
         values = {"mean of the main scores": f"{statistics.fmean(means):.2f}"} | values
     return values

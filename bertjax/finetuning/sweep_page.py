@@ -26,10 +26,10 @@ def document(path: str | os.PathLike, content: Mapping[str, Any]) -> str:
         raise errors.UserError(
             f"{file}: was written by an earlier version; {report_page.REMEDY}"
         )
-    count = sum(len(row["runs"]) for row in content["combinations"])
+    runs = [run for row in content["combinations"] for run in row["runs"]]
     tiles = report_page.headline(content)
-    tiles |= {"combinations": str(len(content["combinations"])), "runs": str(count),
-              "time of all runs": _time(_seconds(content))}  # fmt: skip
+    tiles |= {"combinations": str(len(content["combinations"])), "runs": str(len(runs)),
+              "time of all runs": report_page.time_of(runs)}  # fmt: skip
     sections = [
         page.tiles(tiles),
         page.section("Warnings", page.bullets(sweep_report.warning_lines(content))),
@@ -46,14 +46,6 @@ def document(path: str | os.PathLike, content: Mapping[str, Any]) -> str:
     ]
     subtitle = f"Sweep of fine-tuning, {content['family']} of {content['model']}"
     return page.document(f"{report_page.name_of(path)}: {content['task']}", subtitle, sections)
-
-
-def _seconds(content: Mapping[str, Any]) -> float:
-    return sum(run["seconds"] for row in content["combinations"] for run in row["runs"])
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _link(row: Mapping[str, Any], text: str) -> page.Html:

@@ -26,6 +26,7 @@ def test_all_recipes_train_the_same_number_of_parameters(loaded):
         plugins.abstract_params(plugins.model(config.family, config.model))
         for config in loaded.values()
     ]
+    assert {each.recipe for each in benchmark.CONTENDERS.values()} == set(loaded)
     assert shapes[0] == shapes[1]  # the same model
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(shape)) for shape in shapes]
     assert max(sizes) < 1.02 * min(sizes)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import device_groups, errors, hashing, sharding
-from bertjax.models.common import activations, norms
+from bertjax.models.common import activations, norms, products
 
 # The rows of a word embedding table are padded to a multiple of this. 128 is the vector width of a
 # TPU, and the usual sizes of a mesh axis divide it.
@@ -235,7 +235,8 @@ class Dense(nn.Module):
 
         def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
             x = x.reshape(*row_shape, math.prod(in_shape)).astype(self.dtype)
-            return x @ kernel.reshape(x.shape[-1], -1).astype(self.dtype)
+            kernel = kernel.reshape(x.shape[-1], -1).astype(self.dtype)
+            return products.product(x, kernel) if x.ndim == 2 else x @ kernel
 
         # With the checkpoint, only x and the parameter are saved for the backward pass, but neither
         # flattened copies nor a copy of the parameter in the compute dtype. If several dense layers
