@@ -37,6 +37,13 @@ class TrainState:
     skipped_in_row: jax.Array  # int32: non-finite steps since the last finite one
 
 
+@flax.struct.dataclass
+class AveragedState(TrainState):
+    """A train state with an exponential moving average of the parameters."""
+
+    ema: Any  # like params
+
+
 class Gradients(NamedTuple):
     """What the first half of a step computes.
 
@@ -46,13 +53,6 @@ class Gradients(NamedTuple):
     loss: jax.Array
     terms: metrics.Terms
     grads: Any
-
-
-@flax.struct.dataclass
-class AveragedState(TrainState):
-    """A train state with an exponential moving average of the parameters."""
-
-    ema: Any  # like params
 
 
 def init_state(
