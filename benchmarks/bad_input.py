@@ -69,6 +69,7 @@ CASES = dict(
         lines("not text", TRAIN + "a \0 film\tgood\n", TRAIN, 2, "train.tsv:10"),
         lines("10,000 words", TRAIN + f"{LONG}\tgood\n" * 3, TRAIN, 0, "are cut after"),
         lines("dev text in train", TRAIN, TRAIN, 0, "are in train too"),
+        lines("dev with one label", TRAIN, "sentence\tlabel\na film\tgood\n", 0, "no other label"),
         lines("BIO error", ENTITIES + "Rome\tI-LOC\n", ENTITIES, 2, "train.conll:21", "ner"),
         lines("no entity's tag", ENTITIES + "Rome\tX-LOC\n", ENTITIES, 2, "train.conll:21", "ner"),
         lines("tag missing", ENTITIES + "Rome\n", ENTITIES, 2, "train.conll:21", "ner"),

@@ -44,6 +44,7 @@ def everything(
     train, tokenizer, lengths = examples["train"], task_type.tokenizer, task_type.lengths
     warnings = labels(train, task_type.labels, weigh=task_type.weighs_classes)
     warnings += quotes(train) + tokens(train, tokenizer) + table(tokenizer, rows)
+    warnings += single_label(train, examples.get("dev", ()))
     for split, split_examples in examples.items():
         warnings += overlap(train, split_examples, split) if split != "train" else []
         warnings += truncation(truncated[split], split, lengths, longest, task_type.question_length)
@@ -96,6 +97,17 @@ def labels(train: Sequence[Example], names: Sequence[str], *, weigh: bool = Fals
             + ", or set --config.kind.class_weights=true" * weigh
         )
     return result
+
+
+def single_label(train: Sequence[Example], dev: Sequence[Example]) -> list[str]:
+    """Returns a warning if all of dev has the same label, or tag, and train has others too."""
+    found = {name for example in dev for name in example.classes()}
+    if len(found) != 1 or all(found.issuperset(example.classes()) for example in train):
+        return []
+    return [
+        f"dev has no other label than {found.pop()!r}, so its scores do not tell models apart: "
+        "give a larger --dev=FILE, or more labelled examples"
+    ]
 
 
 def truncation(

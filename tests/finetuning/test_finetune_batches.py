@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bertjax.finetuning import batching, rows
+from bertjax.finetuning import batching, data_warnings, rows
 from bertjax.finetuning.examples import splits, types
 from bertjax.finetuning.task_types import classification
 from tests.helpers.task_types import bind
@@ -242,6 +242,26 @@ def test_train_keeps_an_example_of_every_label():
     assert {e.label for e in train} == {e.label for e in rare} and len(dev) == 24
     tags = [types.Words((f"w{i}",), (f"B-{i}",)) for i in range(5)]
     assert splits.held_out(tags, 0.5) == (tags, [])
+
+
+def test_dev_has_two_labels_if_it_can():
+    def tagged(count, entities):
+        tags = ("B-LOC", "O") if entities else ("O", "O")
+        return [types.Words((f"w{i}", f"{entities}"), tags) for i in range(count)]
+
+    for count in range(2, 8):  # of 60 sentences, 6 are held out
+        examples = tagged(count, True) + tagged(60 - count, False)
+        train, dev = splits.held_out(examples, 0.1)
+        assert len(dev) == 6 and len(train) == 54
+        assert {tag for example in dev for tag in example.tags} == {"B-LOC", "O"}
+        assert "B-LOC" in {tag for example in train for tag in example.tags}
+        assert not data_warnings.single_label(train, dev)
+    examples = tagged(1, True) + tagged(59, False)  # train keeps the only entity
+    train, dev = splits.held_out(examples, 0.1)
+    assert len(dev) == 6 and {tag for example in dev for tag in example.tags} == {"O"}
+    (warning,) = data_warnings.single_label(train, dev)
+    assert warning.startswith("dev has no other label than 'O'")
+    assert not data_warnings.single_label(train[1:], dev)  # train has no other label either
 
 
 def test_questions_on_one_context_are_held_out_together():

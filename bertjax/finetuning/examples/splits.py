@@ -19,27 +19,50 @@ def held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example
     """Returns (train, dev), the same split in every call. fraction: the share of dev.
 
     All questions about one text land in the same split. Train keeps at least one example of each
-    label.
+    label. Dev has at least two labels if it can: scores of sentences without entities, for example,
+    cannot tell models apart.
     """
     groups: dict[Hashable, list[int]] = {}
     for i, example in enumerate(examples):
         group = example.group()
         groups.setdefault(i if group is None else group, []).append(i)
     members = list(groups.values())
+    order = [members[i] for i in rng.permutation("finetune dev", len(members))]
+    size = max(1, round(fraction * len(examples)))
+    drawn = _draw(examples, order, size)
+    labels = {label for group in drawn for label in _labels(examples, group)}
+    if len(labels) == 1:
+        others = [group for group in order if not labels.issuperset(_labels(examples, group))]
+        first = _draw(examples, others, 1)
+        drawn = _draw(examples, [*first, *(g for g in order if g not in first)], size)
+    dev = {i for group in drawn for i in group}
+    return (
+        [example for i, example in enumerate(examples) if i not in dev],
+        [example for i, example in enumerate(examples) if i in dev],
+    )
+
+
+def _draw(examples: Sequence[Example], groups: Sequence[list[int]], size: int) -> list[list[int]]:
+    """Returns the first groups that together have `size` examples and leave train all its labels.
+
+    groups: the indices of the examples of each.
+    """
     train_labels = collections.Counter(label for example in examples for label in example.classes())
-    num_missing, in_dev = max(1, round(fraction * len(examples))), np.zeros(len(examples), bool)
-    for group in rng.permutation("finetune dev", len(members)):
-        if num_missing <= 0:
+    drawn: list[list[int]] = []
+    for group in groups:
+        if size <= 0:
             break
-        labels = collections.Counter(x for i in members[group] for x in examples[i].classes())
+        labels = _labels(examples, group)
         if all(train_labels[label] > count for label, count in labels.items()):
             train_labels.subtract(labels)
-            in_dev[members[group]] = True
-            num_missing -= len(members[group])
-    return (
-        [e for e, dev in zip(examples, in_dev, strict=True) if not dev],
-        [e for e, dev in zip(examples, in_dev, strict=True) if dev],
-    )
+            drawn.append(group)
+            size -= len(group)
+    return drawn
+
+
+def _labels(examples: Sequence[Example], group: Sequence[int]) -> collections.Counter[str]:
+    """Returns how many examples of a group have each label."""
+    return collections.Counter(label for i in group for label in examples[i].classes())
 
 
 def fold(
@@ -59,7 +82,7 @@ def fold(
     train_labels = collections.Counter(label for example in examples for label in example.classes())
     dev: set[int] = set()
     for members in order[number - 1 :: count]:
-        labels = collections.Counter(x for i in members for x in examples[i].classes())
+        labels = _labels(examples, members)
         if all(train_labels[label] > n for label, n in labels.items()):
             train_labels.subtract(labels)
             dev.update(members)
