@@ -22,12 +22,7 @@ def held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example
     label. Dev has at least two labels if it can: scores of sentences without entities, for example,
     cannot tell models apart.
     """
-    groups: dict[Hashable, list[int]] = {}
-    for i, example in enumerate(examples):
-        group = example.group()
-        groups.setdefault(i if group is None else group, []).append(i)
-    members = list(groups.values())
-    order = [members[i] for i in rng.permutation("finetune dev", len(members))]
+    order = _shuffled_groups(examples, "finetune dev")
     size = max(1, round(fraction * len(examples)))
     drawn = _draw(examples, order, size)
     labels = {label for group in drawn for label in _labels(examples, group)}
@@ -35,34 +30,7 @@ def held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example
         others = [group for group in order if not labels.issuperset(_labels(examples, group))]
         first = _draw(examples, others, 1)
         drawn = _draw(examples, [*first, *(g for g in order if g not in first)], size)
-    dev = {i for group in drawn for i in group}
-    return (
-        [example for i, example in enumerate(examples) if i not in dev],
-        [example for i, example in enumerate(examples) if i in dev],
-    )
-
-
-def _draw(examples: Sequence[Example], groups: Sequence[list[int]], size: int) -> list[list[int]]:
-    """Returns the first groups that together have `size` examples and leave train all its labels.
-
-    groups: the indices of the examples of each.
-    """
-    train_labels = collections.Counter(label for example in examples for label in example.classes())
-    drawn: list[list[int]] = []
-    for group in groups:
-        if size <= 0:
-            break
-        labels = _labels(examples, group)
-        if all(train_labels[label] > count for label, count in labels.items()):
-            train_labels.subtract(labels)
-            drawn.append(group)
-            size -= len(group)
-    return drawn
-
-
-def _labels(examples: Sequence[Example], group: Sequence[int]) -> collections.Counter[str]:
-    """Returns how many examples of a group have each label."""
-    return collections.Counter(label for i in group for label in examples[i].classes())
+    return _parts(examples, drawn)
 
 
 def fold(
@@ -73,23 +41,9 @@ def fold(
     All questions about one text land in the same part, and the labels are spread over the parts. An
     example whose label would be missing in train stays in train, and is in no part.
     """
-    groups: dict[Hashable, list[int]] = {}
-    for i, example in enumerate(examples):
-        group = example.group()
-        groups.setdefault(i if group is None else group, []).append(i)
-    order = [list(groups.values())[i] for i in rng.permutation("finetune folds", len(groups))]
+    order = _shuffled_groups(examples, "finetune folds")
     order.sort(key=lambda members: sorted(map(str, examples[members[0]].class_names())))
-    train_labels = collections.Counter(label for example in examples for label in example.classes())
-    dev: set[int] = set()
-    for members in order[number - 1 :: count]:
-        labels = _labels(examples, members)
-        if all(train_labels[label] > n for label, n in labels.items()):
-            train_labels.subtract(labels)
-            dev.update(members)
-    return (
-        [example for i, example in enumerate(examples) if i not in dev],
-        [example for i, example in enumerate(examples) if i in dev],
-    )
+    return _parts(examples, _draw(examples, order[number - 1 :: count], len(examples)))
 
 
 def sample(examples: Sequence[Example], count: int) -> list[Example]:
@@ -127,3 +81,47 @@ def _numbers(keys: Sequence[Hashable]) -> np.ndarray:
     """Returns int[keys]: numbers from 0 in order of first occurrence, equal for equal keys."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], int)
+
+
+def _shuffled_groups(examples: Sequence[Example], name: str) -> list[list[int]]:
+    """Returns the indices of the examples about each text, in an order that `name` determines."""
+    groups: dict[Hashable, list[int]] = {}
+    for i, example in enumerate(examples):
+        group = example.group()
+        groups.setdefault(i if group is None else group, []).append(i)
+    members = list(groups.values())
+    return [members[i] for i in rng.permutation(name, len(members))]
+
+
+def _draw(examples: Sequence[Example], groups: Sequence[list[int]], size: int) -> list[list[int]]:
+    """Returns the first groups that together have `size` examples and leave train all its labels.
+
+    groups: the indices of the examples of each.
+    """
+    train_labels = collections.Counter(label for example in examples for label in example.classes())
+    drawn: list[list[int]] = []
+    for group in groups:
+        if size <= 0:
+            break
+        labels = _labels(examples, group)
+        if all(train_labels[label] > count for label, count in labels.items()):
+            train_labels.subtract(labels)
+            drawn.append(group)
+            size -= len(group)
+    return drawn
+
+
+def _labels(examples: Sequence[Example], group: Sequence[int]) -> collections.Counter[str]:
+    """Returns how many examples of a group have each label."""
+    return collections.Counter(label for i in group for label in examples[i].classes())
+
+
+def _parts(
+    examples: Sequence[Example], drawn: Sequence[list[int]]
+) -> tuple[list[Example], list[Example]]:
+    """Returns (train, dev). drawn: the groups of dev."""
+    dev = {i for group in drawn for i in group}
+    return (
+        [example for i, example in enumerate(examples) if i not in dev],
+        [example for i, example in enumerate(examples) if i in dev],
+    )
