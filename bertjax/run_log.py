@@ -207,11 +207,17 @@ class ProgressBar:
         self._terminal = self._file.isatty()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows the metrics of `step`; metrics of an evaluation get a separate line."""
+        """Shows loss and speed of `step`; an evaluation gets a separate line.
+
+        Other metrics, such as the scores of a fine-tuning, are not shown.
+        """
         if "eval/loss" in metrics:
             self._write_evaluation(step, metrics)
             return
-        self._formatted |= _format_metrics(metrics)
+        formatted = _format_metrics(metrics)
+        if not formatted:
+            return
+        self._formatted |= formatted
         self._begin(step)
         if self._bar is not None:
             self._bar.set_postfix_str(self._shown_metrics(), refresh=False)

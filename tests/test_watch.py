@@ -173,6 +173,7 @@ def test_log_file_gets_plain_lines_not_too_often():
         bar.write(step, {"train/loss": 6.0})
         if step == 35:
             bar.write(step, {"eval/loss": 6.5})
+    bar.write(100, {"dev/f1": 90.0})  # fine-tuning prints it by itself
     bar.close()
     lines = log.getvalue().splitlines()
     shown = [int(re.match(r"step (\d+)/100 ", line).group(1)) for line in lines]
