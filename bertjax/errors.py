@@ -133,6 +133,11 @@ def several(names: Iterable[str], limit: int = 10) -> str:
     return ", ".join(names[:limit]) + suffix
 
 
+def count(number: int, noun: str) -> str:
+    """Returns a number of things: "1 step", "1,000 steps"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def short(value: object) -> str:
     """Returns the repr of `value`, truncated to about 40 characters, for an error message."""
     text = value if isinstance(value, str) else repr(value)

@@ -4,7 +4,7 @@ import os
 
 import jax
 
-from bertjax import experiment, progress, sharding, training_data
+from bertjax import errors, experiment, progress, sharding, training_data
 from bertjax import phases as phases_lib
 from bertjax.artifact import artifact
 from bertjax.data.prepared import store
@@ -37,7 +37,6 @@ def show(
         for phase in phases_lib.of(config)
     ]
     sources = dataset.manifest["sources"] if "sources" in dataset.manifest else []
-    plural = "" if len(sources) == 1 else "s"
     progress.table(
         "pretrain",
         {
@@ -46,8 +45,8 @@ def show(
             "devices": f"{sharding.described(mesh, run.model.config.dtype)}, attention "
             f"{', then '.join(dict.fromkeys(attentions))}",
             "data": f"{dataset.path}: {dataset.num_tokens:,} tokens in "
-            f"{dataset.num_documents:,} documents of {len(sources):,} source{plural}; held out "
-            f"{heldout.num_tokens:,} tokens",
+            f"{errors.count(dataset.num_documents, 'document')} of "
+            f"{errors.count(len(sources), 'source')}; held out {heldout.num_tokens:,} tokens",
             "steps": f"{', then '.join(steps)}: {epochs:.3g} epochs",
             "writes to": f"{os.fspath(workdir)}: a line every {config.log_every:,} steps, an "
             f"evaluation every {config.eval.every:,}, a checkpoint every "

@@ -100,7 +100,7 @@ def print_resumed(workdir: str | os.PathLike, step: int, saved_at: float) -> Non
     repeated = max(logged - step, 0)
     print(
         f"resuming from step {step:,} (saved {elapsed} ago); "
-        f"{repeated:,} step{'' if repeated == 1 else 's'} will be repeated",
+        f"{errors.count(repeated, 'step')} will be repeated",
         file=sys.stderr,
         flush=True,
     )

@@ -189,8 +189,9 @@ def _few_shot(flags: argparse.Namespace) -> dict:
     with progress.stage("scoring prompts") as done:
         values = few_shot.evaluate(model, pool, examples, options, done)
     print(
-        f"{_title(flags, source)}, {task.name}, {values['shots']} shots, drawn "
-        f"{values['draws']} time(s), on {len(examples):,} examples of {flags.data}"
+        f"{_title(flags, source)}, {task.name}, "
+        f"{errors.count(values['shots'], 'shot')}, drawn {errors.count(values['draws'], 'time')}, "
+        f"on {errors.count(len(examples), 'example')} of {flags.data}"
     )
     print("\n".join(few_shot.lines(values)))
     return values

@@ -178,7 +178,8 @@ def _data_summary(data: Mapping[str, Any]) -> Iterable[str]:
         size = ""
         if path and (pathlib.Path(path) / manifest_lib.FILE).exists():
             counts = manifest_lib.read(path)["splits"]["train"]
-            size = f": {counts['tokens']:,} tokens in {counts['documents']:,} documents"
+            documents = errors.count(counts["documents"], "document")
+            size = f": {counts['tokens']:,} tokens in {documents}"
         yield _line(label, f"{name}{path}{size}")
         label = ""
 
@@ -215,8 +216,7 @@ def _data_lines(path: str) -> Iterable[str]:
     yield _tokenizer_line(tokenizer["kind"], tokenizer["size"], tokenizer["fingerprint"])
     sources = manifest["sources"]
     size = sum(source["size"] for source in sources)
-    plural = "" if len(sources) == 1 else "s"
-    yield _line("sources", f"{size / 1e6:,.1f} MB in {len(sources):,} file{plural}")
+    yield _line("sources", f"{size / 1e6:,.1f} MB in {errors.count(len(sources), 'file')}")
     yield from (_line("", source["path"]) for source in sources[:5])
     if len(sources) > 5:
         yield _line("", f"and {len(sources) - 5:,} more")

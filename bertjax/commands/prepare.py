@@ -23,7 +23,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bertjax import corpus_flags, progress
+from bertjax import corpus_flags, errors, progress
 from bertjax.data.corpus import languages, sentences
 from bertjax.data.prepared import duplicates, filters, overlap, prepare, prepared
 
@@ -161,9 +161,9 @@ def run(flags: argparse.Namespace) -> None:
 def _header(flags: argparse.Namespace, plan: dict[str, Any], workers: int) -> None:
     """Prints the input, the tokenizer, the held-out share and the output."""
     sources, tokenizer = plan["sources"], plan["tokenizer"]
-    files = f"{len(sources):,} source{'' if len(sources) == 1 else 's'}"
+    files = errors.count(len(sources), "source")
     megabytes = sum(source["size"] for source in sources) / 1e6
-    processes = f"{workers} worker{'' if workers == 1 else 's'}"
+    processes = errors.count(workers, "worker")
     if "runner" in flags.overrides:
         processes = flags.overrides["runner"]
     progress.table(

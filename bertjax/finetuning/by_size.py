@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from bertjax import plugins
+from bertjax import errors, plugins
 from bertjax.artifact import artifact
 from bertjax.finetuning import batching, strategies
 from bertjax.models.common import layers
@@ -144,7 +144,7 @@ def guard_rails(config: ConfigDict, source: artifact.Artifact, num_rows: int) ->
     chosen = f"config.num_epochs = {config.num_epochs} with {num_rows:,} rows"
     advice = f"without --config.num_epochs, its value by size is {by_size}"
     if steps < MIN_STEPS / 2:
-        warnings.append(f"{chosen} is only {steps:,} step{'s' * (steps != 1)}; {advice}")
+        warnings.append(f"{chosen} is only {errors.count(steps, 'step')}; {advice}")
     elif config.num_epochs > max(3 * by_size, 10) and not config.early_stopping:
         warnings.append(
             f"{chosen} mostly overfits unless config.early_stopping ends the run; {advice}"

@@ -72,8 +72,8 @@ def _read(
     missing = [name for name in task_type.labels if name not in taught.labels]
     if missing:
         raise errors.UserError(
-            f"config.teacher = {config.teacher}: does not know the label(s) "
-            f"{errors.several(map(repr, missing))} of {config.data.train}; its labels are "
+            f"config.teacher = {config.teacher}: does not know "
+            f"{errors.several(map(repr, missing))}, labels of {config.data.train}; its labels are "
             f"{errors.several(taught.labels)}"
         )
     splits = dict(labelled.splits)

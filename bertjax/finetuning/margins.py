@@ -34,6 +34,6 @@ def check(example: examples_lib.Sentence, where: str) -> None:
     if isinstance(label, str) or number != 1 + count:
         margin = ", or their difference" * (count == 1)
         raise errors.UserError(
-            f"{place}: the scores {label!r:.40} do not fit {count} negative(s): give the score of "
-            f"the positive and that of each negative ({1 + count} numbers){margin}"
+            f"{place}: the scores {label!r:.40} do not fit {errors.count(count, 'negative')}: give "
+            f"the score of the positive and that of each negative ({1 + count} numbers){margin}"
         )

@@ -130,12 +130,12 @@ def _examples(
         if not (examples["train"] and examples["dev"]):
             pool = examples["train"] + examples["dev"]
             labels = {label for example in pool for label in example.classes()}
-            suffix = f" with {len(labels):,} label(s)" if labels else ""
+            suffix = f" with {errors.count(len(labels), 'label')}" if labels else ""
             if len(pool) > 1 and len({example.group() for example in pool} - {None}) == 1:
                 suffix += ", all about the same text"
             raise errors.UserError(
-                f"{config.data.train} cannot be split into train and dev: it has {len(pool):,} "
-                f"example(s){suffix}; give --dev=FILE"
+                f"{config.data.train} cannot be split into train and dev: it has "
+                f"{errors.count(len(pool), 'example')}{suffix}; give --dev=FILE"
                 + " (is the label in its own column?)" * bool(labels)
             )
     queries.check_same_form(examples)

@@ -216,7 +216,8 @@ def header(
         "task": config.task,
         "examples": sizes + dev_note,
         **({"mixture": ", ".join(shares)} if shares else {}),
-        "runs": f"{count}, of {job.num_steps:,} steps, at rates {rates}; the first run compiles"
+        "runs": f"{count}, of {errors.count(job.num_steps, 'step')}, at rates {rates}; the first "
+        "run compiles"
         if count
         else "all are finished",
         "writes to": os.fspath(out.path),

@@ -152,7 +152,7 @@ def train(
             losses = _Losses(*meta["losses"])
             tell(f"{name}: resumes from step {int(state.step):,} of {job.num_steps:,}")
         start = int(state.step)
-        tell(f"{name}: compiling the train step, {job.num_steps:,} steps")
+        tell(f"{name}: compiling the train step, {errors.count(job.num_steps, 'step')}")
         compile_start = time.perf_counter()
         train_step = job.train_step
         tell(f"{name}: compiled in {time.perf_counter() - compile_start:.1f} s")

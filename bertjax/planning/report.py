@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from bertjax import errors
 from bertjax.planning import compile, search
 from bertjax.planning import cost as cost_lib
 from bertjax.planning.plan import USUAL_MFU, PhasePlan, Plan
@@ -60,8 +61,8 @@ def _header(plan: Plan) -> Iterable[str]:
     peaks = [peak for peak in peaks if peak] or ["peaks unknown"]
     chips = f"{topology.num_chips} chips, " if chip.devices_per_chip > 1 else ""
     yield (
-        f"{topology.name}: {chips}{topology.num_devices} devices on {topology.num_hosts} "
-        f"host{'s' * (topology.num_hosts > 1)}, each with {', '.join(peaks)}"
+        f"{topology.name}: {chips}{errors.count(topology.num_devices, 'device')} on "
+        f"{errors.count(topology.num_hosts, 'host')}, each with {', '.join(peaks)}"
     )
     yield (
         f"{config.family}, {si(plan.num_params)} parameters, {plan.dtype}, mesh {config.mesh}, "

@@ -65,7 +65,7 @@ def test_what_cannot_teach_is_refused_in_a_line(root, tmp_path, capsys):
     files = {"fish": tmp_path / "fish.tsv", "train": root / "train.tsv",
              "ner": tmp_path / "tags.conll"}  # fmt: skip
     for task, train, flag, message in (
-        ("classification", "fish", teacher, "does not know the label(s) 'fish' of"),
+        ("classification", "fish", teacher, "does not know 'fish', labels of"),
         ("ner", "ner", teacher, "config.teacher cannot be used with --task=ner"),
         ("classification", "train", f"--config.teacher={root / 'model'}", "is not fine-tuned"),
         ("classification", "train", f"--config.data.unlabelled={root / 'texts.txt'}",

@@ -44,7 +44,7 @@ def test_the_command_reports_every_draw(root, gpt, capsys):
     ]  # fmt: skip
     assert __main__.main(words) == 0
     out, found = capsys.readouterr().out, json.loads(file.read_text())
-    assert "2 shots, drawn 3 time(s), on 7 examples of" in out
+    assert "2 shots, drawn 3 times, on 7 examples of" in out
     assert "always 'cat': accuracy 57.14" in out
     assert found["majority_accuracy"] == pytest.approx(400 / 7)
     expected = []

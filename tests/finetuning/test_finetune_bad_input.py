@@ -63,7 +63,7 @@ def _squad(answer, start):
          "train.tsv: has the column 'group', but a split into train and dev does not keep groups "
          "together: give --dev=FILE"),
         ("embeddings", "tsv", {"train": "anchor\tpositive\nA.\tB.\na.\tC.\n"},
-         "train.tsv cannot be split into train and dev: it has 2 example(s), all about the same "
+         "train.tsv cannot be split into train and dev: it has 2 examples, all about the same "
          "text; give --dev=FILE"),
         ("embeddings", "tsv", {"train": "anchor\tpositive\tnegative_ids\nA.\tB.\tC.\n"},
          "train.tsv:2: this task does not use the column 'negative_ids'; give negatives as texts"),

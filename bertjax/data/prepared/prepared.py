@@ -51,11 +51,15 @@ class Prepared:
                 f"{self.documents:,}  sentences: {self.sentences:,}  tokens: {self.tokens:,}  "
                 f"unknown: {self.unknown:.3%}",
             ),
-            ("held out", f"{self.heldout_documents:,} documents, {self.heldout_tokens:,} tokens"),
+            (
+                "held out",
+                f"{errors.count(self.heldout_documents, 'document')}, "
+                f"{self.heldout_tokens:,} tokens",
+            ),
             ("text", f"{self.text_bytes / 1e6:,.1f} MB{read_note}"),
         ]
         rows += [
-            ("filtered", f"{reason}: {documents:,} documents, {size / 1e6:,.1f} MB")
+            ("filtered", f"{reason}: {errors.count(documents, 'document')}, {size / 1e6:,.1f} MB")
             for reason, (documents, size) in self.filtered.items()
         ]
         left_out = ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.items())

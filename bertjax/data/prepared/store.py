@@ -349,7 +349,7 @@ def too_small_to_rank(documents: int, tokens: int) -> str | None:
     """
     if documents >= RANKING_DOCUMENTS and tokens >= RANKING_TOKENS:
         return None
-    amount = "1 document" if documents == 1 else f"{documents:,} documents"
+    amount = errors.count(documents, "document")
     verdict = "is too little" if documents == 1 else "are too few"
     return (
         f"{amount} with {tokens:,} tokens in total {verdict} to rank models by small "

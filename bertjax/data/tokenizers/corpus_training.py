@@ -52,8 +52,9 @@ class Trained:
         tok, rows = self.tokenizer, []
         if self.num_sources:
             spread = f", sampled evenly from {self.sampled_from:,}" if self.sampled_from else ""
-            rows.append(("read", f"{self.documents:,} documents, {self.text_bytes:,} bytes of "
-                                 f"{self.num_sources} source(s){spread}"))  # fmt: skip
+            sources = errors.count(self.num_sources, "source")
+            rows.append(("read", f"{errors.count(self.documents, 'document')}, "
+                                 f"{self.text_bytes:,} bytes of {sources}{spread}"))  # fmt: skip
         skipped = sorted(self.skipped.items())
         rows += [("skipped", f"{count:,} {reason}") for reason, count in skipped]
         present = " (already present)" if self.already_present else ""
@@ -141,7 +142,8 @@ def _train(
 ) -> Trained:
     size = min(sample.size, sample.limit)
     errors.tell(
-        f"training a {kind} tokenizer on {size / 1e6:,.1f} MB of {sample.num_sources:,} source(s)"
+        f"training a {kind} tokenizer on {size / 1e6:,.1f} MB of "
+        f"{errors.count(sample.num_sources, 'source')}"
     )
     return Trained(
         output,
