@@ -40,12 +40,15 @@ from bertjax import errors, experiment, files
 from bertjax.runtime import backend
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-OURS = ("ours", "every")
+OURS = ("ours", "every", "kernel")
+LESS_WORK = ("ours", "kernel")  # of encoders
 TORCH = ("eager", "compiled")
+CONTENDERS = ("ours", "every", *TORCH)  # on a CPU; "kernel" is that of gpu.py
 DTYPES = ("float32", "bfloat16")
 LABELS = {
     "ours": "ours",
     "every": "ours, every position",
+    "kernel": "ours, cudnn",
     "eager": "transformers, eager",
     "compiled": "transformers, compiled",
 }
@@ -54,16 +57,16 @@ LABELS = {
 class Worker:
     """A contender in a process of its own, which computes only during `run`."""
 
-    def __init__(self, python: str, name: str, folder: pathlib.Path, dtype: str):
+    def __init__(self, python: str, name: str, folder: pathlib.Path, dtype: str, device: str):
         module = "train_step_ours" if name in OURS else "train_step_torch"
         self._process = subprocess.Popen(
-            [python, "-m", f"benchmarks.{module}", str(folder), dtype, name],
+            [python, "-m", f"benchmarks.{module}", str(folder), dtype, name, device],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, cwd=REPOSITORY,
         )  # fmt: skip
         self.name = name
         self.seconds: list[float] = []  # wall time of a step, by round
         self.cpu_seconds: list[float] = []  # CPU time of a step, by round
-        self.memory = 0  # bytes
+        self.memory = 0  # bytes; on a GPU, those of the device
         try:
             self.about: dict[str, Any] = json.loads(self._line())
         except BaseException:
@@ -102,7 +105,8 @@ class Worker:
 
 def contenders(case: cases.Case, asked: list[str]) -> list[str]:
     """Returns those of the contenders `asked` that the case has."""
-    return [name for name in asked if name != "every" or cases.can_predict_everywhere(case)]
+    exists = {"every": cases.can_predict_everywhere(case), "kernel": cases.has_kernel(case)}
+    return [name for name in asked if exists.get(name, True)]
 
 
 def write_case(case: cases.Case, folder: pathlib.Path) -> dict[str, int]:
@@ -112,33 +116,31 @@ def write_case(case: cases.Case, folder: pathlib.Path) -> dict[str, int]:
     np.savez(folder / "batch.npz", **cases.batch(case))
     flops = {}
     for name in LABELS:
-        config = cases.config(case, "float32", every_position=name != "ours")
+        config = cases.config(case, "float32", every_position=name not in LESS_WORK)
         flops[name] = cases.parts(experiment.Experiment(config, platform="cpu"))[1]
     return flops
 
 
-def compare(case: cases.Case, dtype: str, flags: argparse.Namespace) -> list[dict[str, Any]]:
-    """Times every contender of a row; returns the figures of each."""
-    workers = []
-    with tempfile.TemporaryDirectory() as name:
-        flops = write_case(case, pathlib.Path(name))
-        try:
-            for contender in contenders(case, flags.contenders.split(",")):
-                python = sys.executable if contender in OURS else flags.torch_python
-                workers.append(Worker(python, contender, pathlib.Path(name), dtype))
-            for _ in range(flags.rounds):
-                for worker in workers:
-                    worker.run(flags.seconds)
-        finally:
-            for worker in workers:
-                worker.close()
+def compare(
+    case: cases.Case, dtype: str, flags: argparse.Namespace, *, device: str = "cpu"
+) -> list[dict[str, Any]]:
+    """Times every contender of a row; returns the figures of each.
+
+    device: cpu, where the contenders take turns, or cuda, where one runs after the other, so that
+    each has the whole memory.
+    """
+    names, workers = contenders(case, flags.contenders.split(",")), []
+    with tempfile.TemporaryDirectory() as folder:
+        flops = write_case(case, pathlib.Path(folder))
+        for group in [names] if device == "cpu" else [[name] for name in names]:
+            workers += _timed(group, pathlib.Path(folder), dtype, flags, device)
     tokens = case.rows * sum(
         shape[0] for feature, (shape, _) in _features(case).items() if feature.endswith("input_ids")
     )
     return [
         {
             "case": case.name, "dtype": dtype, "contender": worker.name,
-            "less_work": worker.name == "ours" and cases.has_less_work(case),
+            "less_work": worker.name in LESS_WORK and cases.has_less_work(case),
             "tokens_per_second": tokens / statistics.median(worker.seconds),
             "flops": flops[worker.name], "memory": worker.memory,
             "seconds": worker.seconds, "cpu_seconds": worker.cpu_seconds,
@@ -146,6 +148,24 @@ def compare(case: cases.Case, dtype: str, flags: argparse.Namespace) -> list[dic
         }
         for worker in workers
     ]  # fmt: skip
+
+
+def _timed(
+    names: list[str], folder: pathlib.Path, dtype: str, flags: argparse.Namespace, device: str
+) -> list[Worker]:
+    """Starts the workers, lets them run in turns, and ends them."""
+    workers = []
+    try:
+        for name in names:
+            python = sys.executable if name in OURS else flags.torch_python
+            workers.append(Worker(python, name, folder, dtype, device))
+        for _ in range(flags.rounds):
+            for worker in workers:
+                worker.run(flags.seconds)
+    finally:
+        for worker in workers:
+            worker.close()
+    return workers
 
 
 def _features(case: cases.Case) -> dict[str, Any]:
@@ -211,7 +231,8 @@ def machine(num_cores: int) -> str:
     facts = {name.strip(): value.strip() for name, value in lines.items()}
     flags = set(facts.get("flags", "").split()) & {"avx512f", "avx512_bf16", "amx_bf16"}
     with_flags = f" ({', '.join(sorted(flags))})" if flags else ""
-    return f"{num_cores} cores of {facts.get('model name', 'an unknown processor')}{with_flags}"
+    model = facts.get("model name", "an unknown processor")
+    return f"{errors.count(num_cores, 'core')} of {model}{with_flags}"
 
 
 def main(args: list[str] | None = None) -> None:
@@ -223,7 +244,7 @@ def main(args: list[str] | None = None) -> None:
         help="FAMILY_VARIANT[:ROWSxLENGTH], comma-separated",
     )
     parser.add_argument("--dtypes", default=",".join(DTYPES))
-    parser.add_argument("--contenders", default=",".join(LABELS), help=f"of {', '.join(LABELS)}")
+    parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--seconds", type=float, default=3.0, help="seconds per contender and round"
@@ -234,7 +255,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--json", help="file for all figures")
     parser.add_argument("--table", help="file for the table in Markdown")
     flags = parser.parse_args(args)
-    for name, allowed in (("dtypes", DTYPES), ("contenders", tuple(LABELS))):
+    for name, allowed in (("dtypes", DTYPES), ("contenders", CONTENDERS)):
         for value in getattr(flags, name).split(","):
             errors.check(value in allowed, name, value, f"one of {', '.join(allowed)}")
     chosen = [cases.parse(text, smoke=flags.smoke) for text in flags.models.split(",")]

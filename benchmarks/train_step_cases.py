@@ -34,13 +34,18 @@ FIRST_ID = 5  # random tokens have at least this id; the ids below are special
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model and the size of its batches. smoke: two layers of width 64, for tests."""
+    """A model and the size of its batches.
+
+    smoke: two layers of width 64, for tests. attention_dropout: whether the attention weights have
+    the model's dropout; T5 has one rate for all.
+    """
 
     family: str
     variant: str
     rows: int
     length: int
     smoke: bool = False
+    attention_dropout: bool = True
 
     @property
     def name(self) -> str:
@@ -48,19 +53,22 @@ class Case:
         return f"{self.family}_{self.variant}:{self.rows}x{self.length}"
 
 
-def parse(text: str, *, smoke: bool = False) -> Case:
-    """Returns the case that `text` names. Raises UserError if there is no such case."""
+def parse(text: str, **fields: bool) -> Case:
+    """Returns the case that `text` names. Raises UserError if there is no such case.
+
+    fields: further fields of the case.
+    """
     name, _, size = text.partition(":")
     family, _, variant = name.partition("_")
     errors.check(family in FAMILIES, "models", text, f"FAMILY_VARIANT of {', '.join(FAMILIES)}")
     plugins.variant(family, variant)
     if not size:
         errors.check(name in SIZES, "models", text, f"{name}:ROWSxLENGTH, such as {name}:8x128")
-        return Case(family, variant, *SIZES[name], smoke)
+        return Case(family, variant, *SIZES[name], **fields)
     numbers = size.split("x")
     valid = len(numbers) == 2 and all(number.isdecimal() for number in numbers)
     errors.check(valid, "models", text, f"{name}:ROWSxLENGTH, such as {name}:8x128")
-    return Case(family, variant, int(numbers[0]), int(numbers[1]), smoke)
+    return Case(family, variant, int(numbers[0]), int(numbers[1]), **fields)
 
 
 def config(case: Case, dtype: str, *, every_position: bool = False) -> ConfigDict:
@@ -73,6 +81,8 @@ def config(case: Case, dtype: str, *, every_position: bool = False) -> ConfigDic
         result.model.update(plugins.family(case.family).SMOKE)
     result.data.length, result.batch_size, result.dtype = case.length, case.rows, dtype
     result.model.max_length = max(result.model.max_length, case.length)
+    if not case.attention_dropout and "attention_dropout_rate" in result.model:
+        result.model.attention_dropout_rate = 0.0
     if "packing" in result.objective:
         result.objective.packing = False
     if "mask_rate" in result.objective:
@@ -91,6 +101,11 @@ def can_predict_everywhere(case: Case) -> bool:
     NOTE: ELECTRA's cannot, because it samples a token at every position that it predicts.
     """
     return config(case, "float32").objective.name == "mlm"
+
+
+def has_kernel(case: Case) -> bool:
+    """Returns whether the attention kernel for GPUs computes our step: not with T5's bias."""
+    return case.family != "t5"
 
 
 def parts(run: experiment.Experiment) -> tuple[dict[str, Any], int]:

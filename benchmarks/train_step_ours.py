@@ -1,6 +1,6 @@
 """Our worker of benchmarks/train_step.py: the package's train step, as `bertjax pretrain` runs it.
 
-python -m benchmarks.train_step_ours FOLDER bfloat16 [every]
+python -m benchmarks.train_step_ours FOLDER bfloat16 ours cpu
 """
 
 import json
@@ -14,10 +14,9 @@ from bertjax.runtime import backend
 
 
 def main() -> None:
-    """Serves the train step of the case in FOLDER. every: predict at every position."""
-    folder, dtype = pathlib.Path(sys.argv[1]), sys.argv[2]
-    every_position = sys.argv[3:] == ["every"]
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    """Serves the train step of the case in FOLDER, for one of our contenders of train_step.py."""
+    folder, dtype, name, device = pathlib.Path(sys.argv[1]), *sys.argv[2:]
+    os.environ["JAX_PLATFORMS"] = device
     backend.configure(dtype)
     import jax
     import jax.numpy as jnp
@@ -27,30 +26,39 @@ def main() -> None:
     from bertjax import experiment, phases, sharding
 
     case = train_step_cases.Case(**json.loads((folder / "case.json").read_text()))
-    config = train_step_cases.config(case, dtype, every_position=every_position)
+    config = train_step_cases.config(case, dtype, every_position=name == "every")
+    if name == "kernel":
+        config.attention = "cudnn"
     run, mesh = experiment.Experiment(config), sharding.make_mesh()
     with np.load(folder / "batch.npz") as file:
         arrays = dict(file)
-    if every_position:
+    if name == "every":
         arrays = train_step_cases.at_every_position(arrays)
-    matrix = jnp.ones((train_step_worker.MATMUL,) * 2, dtype)
+    size = train_step_worker.MATMUL[device]
+    matrix = jax.random.normal(jax.random.key(0), (size, size), dtype)
     product = jax.jit(jnp.matmul)
     facts = {
         "library": f"jax {jax.__version__}",
         "flops": train_step_cases.parts(run)[1],
-        "matmul": train_step_worker.peak(lambda: product(matrix, matrix).block_until_ready()),
+        "matmul": train_step_worker.peak(
+            lambda: product(matrix, matrix).block_until_ready(), size
+        ),
     }
     with jax.set_mesh(mesh):
         state: Any = jax.jit(run.init_state)(jax.random.key(0))
         batch = sharding.global_batch(mesh, case.rows, arrays)
         train_step = run.train_step(phases.of(config)[0], mesh)
 
-        def step() -> float:
+        def step() -> jax.Array:
             nonlocal state
             state, report = train_step(state, batch)
-            return float(report["loss"])
+            return report["loss"]
 
-        train_step_worker.serve(facts, step)
+        def device_memory() -> int:
+            return jax.devices()[0].memory_stats()["peak_bytes_in_use"]
+
+        memory = train_step_worker.resident if device == "cpu" else device_memory
+        train_step_worker.serve(facts, step, memory)
 
 
 if __name__ == "__main__":

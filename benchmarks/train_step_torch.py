@@ -1,6 +1,6 @@
 """PyTorch's worker of benchmarks/train_step.py: transformers' classes with fused AdamW.
 
-    python -m benchmarks.train_step_torch FOLDER bfloat16 compiled
+    python -m benchmarks.train_step_torch FOLDER bfloat16 compiled cpu
 
 bfloat16 is autocast. "compiled" is `torch.compile` of the model; "eager" does without. The classes
 compute logits at every position; ELECTRA's generator samples at the masked positions only.
@@ -31,7 +31,7 @@ class Pair(torch.nn.Module):
         generator.tie_weights()
         self.generator, self.discriminator = generator, discriminator
 
-    def forward(self, input_ids, attention_mask, positions, ids, labels):
+    def forward(self, input_ids, positions, ids, labels, attention_mask=None):
         """Returns the sum of both losses. positions, ids: int64[B, P] of the masked tokens."""
         first = self.generator(input_ids, attention_mask=attention_mask, labels=labels)
         rows = torch.arange(len(ids))[:, None]
@@ -78,31 +78,43 @@ def arguments(arrays: dict[str, np.ndarray], model: torch.nn.Module) -> dict[str
 
 def main() -> None:
     """Serves the train step of the case in FOLDER."""
-    folder, dtype, mode = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    folder, dtype, mode, device = pathlib.Path(sys.argv[1]), *sys.argv[2:]
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(0)
-    model = build(json.loads((folder / "transformers.json").read_text()))
+    model = build(json.loads((folder / "transformers.json").read_text())).to(device)
     with np.load(folder / "batch.npz") as file:
         inputs = arguments(dict(file), model)
+    inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+    if device == "cuda":  # no row has padding, and flash attention takes no mask
+        for name in ("attention_mask", "decoder_attention_mask"):
+            inputs.pop(name, None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.01, fused=True)
     forward = torch.compile(model) if mode == "compiled" else model
 
-    def step() -> float:
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+    def step() -> torch.Tensor:
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
             outputs = forward(**inputs)
         loss = outputs if isinstance(model, Pair) else outputs.loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        return float(loss.detach())
+        return loss.detach()
 
-    matrix = torch.ones((train_step_worker.MATMUL,) * 2, dtype=getattr(torch, dtype))
+    def product() -> None:
+        torch.matmul(matrix, matrix)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    size = train_step_worker.MATMUL[device]
+    matrix = torch.randn(size, size, device=device).to(getattr(torch, dtype))
     facts = {
         "library": f"torch {torch.__version__}, transformers {transformers.__version__}",
-        "matmul": train_step_worker.peak(lambda: matrix @ matrix),
+        "matmul": train_step_worker.peak(product, size),
     }
-    train_step_worker.serve(facts, step)
+    on_gpu = device == "cuda"
+    memory = torch.cuda.max_memory_allocated if on_gpu else train_step_worker.resident
+    train_step_worker.serve(facts, step, memory)
 
 
 if __name__ == "__main__":
