@@ -124,6 +124,7 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="seconds of a round")
     parser.add_argument("--smoke", action="store_true", help="two layers of width 64, for tests")
     parser.add_argument("--torch_python", default=sys.executable, help="PyTorch's interpreter")
+    parser.set_defaults(flax_python=None)
     flags = parser.parse_args(args)
     allowed = CONTENDERS[flags.device]
     flags.contenders = flags.contenders or ",".join(allowed)

@@ -1,7 +1,7 @@
-"""Times train steps on the CPU beside transformers on PyTorch, eager and compiled.
+"""Times train steps on the CPU beside transformers: on PyTorch, and its last Flax classes.
 
     python -m benchmarks.train_step [--models=bert_mini,t5_small:8x512] [--dtypes=bfloat16] \\
-        [--torch_python=PYTHON] [--json=FILE] [--table=FILE]
+        [--torch_python=PYTHON] [--flax_python=PYTHON] [--json=FILE] [--table=FILE]
 
 A step is forward, backward, clipping and AdamW, with each model's dropout and published objective
 on random tokens: MLM with NSP for BERT and with SOP for ALBERT, replaced token detection for
@@ -9,16 +9,17 @@ ELECTRA, span corruption for T5 (a target is about 0.22 times as long as its inp
 autocast in PyTorch. MLM predicts 15% of the positions. transformers computes logits at every
 position. We compute them at the predicted positions, which is less work; for equal work, the
 contender "ours, every position" computes them at all. T5 and GPT-2 do equal work anyway. ELECTRA
-has no such contender.
+has no such contender. The Flax classes of transformers 4.57 run if --flax_python names an
+interpreter that has them (see train_step_flax.py); ELECTRA's pair and ModernBERT never had any.
 
 Every contender runs in a process of its own, and all of a row are in memory at once. In each round,
 the contenders of a row take turns, so that other load on the machine affects all of them. Columns:
 median tokens/s of the rounds; half the range of the rounds; the ratio of our tokens/s to those of
-the faster PyTorch, the median of the rounds' ratios; the same ratio by CPU time, which other load
-on the machine affects less; model FLOPs of a step, matmuls only; the share of the peak, which is
-the best FLOP/s of a 2048 x 2048 matmul in that dtype in either library; CPU time of a step over all
-threads; peak memory of the process; and the time of the first step beyond that of a later one,
-which is compilation.
+the faster PyTorch (in "ours / flax" to those of the Flax class), the median of the rounds' ratios;
+the same ratio by CPU time, which other load on the machine affects less; model FLOPs of a step,
+matmuls only; the share of the peak, which is the best FLOP/s of a 2048 x 2048 matmul in that dtype
+in either library; CPU time of a step over all threads; peak memory of the process; and the time of
+the first step beyond that of a later one, which is compilation.
 """
 
 import argparse
@@ -43,14 +44,16 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 OURS = ("ours", "every", "kernel")
 LESS_WORK = ("ours", "kernel")  # of encoders
 TORCH = ("eager", "compiled")
-CONTENDERS = ("ours", "every", *TORCH)  # on a CPU; "kernel" is that of gpu.py
+CONTENDERS = ("ours", "every", *TORCH, "flax")  # on a CPU; "kernel" is that of gpu.py
 DTYPES = ("float32", "bfloat16")
+RATIOS = ("ratio", "cpu_ratio", "flax_ratio")
 LABELS = {
     "ours": "ours",
     "every": "ours, every position",
     "kernel": "ours, cudnn",
     "eager": "transformers, eager",
     "compiled": "transformers, compiled",
+    "flax": "transformers 4, Flax",
 }
 
 
@@ -58,9 +61,9 @@ class Worker:
     """A contender in a process of its own, which computes only during `run`."""
 
     def __init__(self, python: str, name: str, folder: pathlib.Path, dtype: str, device: str):
-        module = "train_step_ours" if name in OURS else "train_step_torch"
+        module = "ours" if name in OURS else "flax" if name == "flax" else "torch"
         self._process = subprocess.Popen(
-            [python, "-m", f"benchmarks.{module}", str(folder), dtype, name, device],
+            [python, "-m", f"benchmarks.train_step_{module}", str(folder), dtype, name, device],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, cwd=REPOSITORY,
         )  # fmt: skip
         self.name = name
@@ -105,7 +108,8 @@ class Worker:
 
 def contenders(case: cases.Case, asked: list[str]) -> list[str]:
     """Returns those of the contenders `asked` that the case has."""
-    exists = {"every": cases.can_predict_everywhere(case), "kernel": cases.has_kernel(case)}
+    exists = {"every": cases.can_predict_everywhere(case), "kernel": cases.has_kernel(case),
+              "flax": cases.has_flax_class(case)}  # fmt: skip
     return [name for name in asked if exists.get(name, True)]
 
 
@@ -154,11 +158,12 @@ def _timed(
     names: list[str], folder: pathlib.Path, dtype: str, flags: argparse.Namespace, device: str
 ) -> list[Worker]:
     """Starts the workers, lets them run in turns, and ends them."""
+    pythons = dict.fromkeys(OURS, sys.executable) | dict.fromkeys(TORCH, flags.torch_python)
+    pythons["flax"] = flags.flax_python
     workers = []
     try:
         for name in names:
-            python = sys.executable if name in OURS else flags.torch_python
-            workers.append(Worker(python, name, folder, dtype, device))
+            workers.append(Worker(pythons[name], name, folder, dtype, device))
         for _ in range(flags.rounds):
             for worker in workers:
                 worker.run(flags.seconds)
@@ -173,9 +178,10 @@ def _features(case: cases.Case) -> dict[str, Any]:
 
 
 def add_comparisons(rows: list[dict[str, Any]]) -> None:
-    """Adds "peak" and "of_peak" to each row, and to ours "ratio" and "cpu_ratio".
+    """Adds "peak" and "of_peak" to each row, and ratios to ours.
 
-    The ratios are those of our speed to that of the faster PyTorch of the same case.
+    "ratio" and "cpu_ratio" are our speed divided by that of the faster PyTorch of the same case,
+    "flax_ratio" by that of the Flax class, by CPU time.
     """
     peaks: dict[str, float] = {}
     for row in rows:
@@ -183,18 +189,17 @@ def add_comparisons(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         row["peak"] = peaks[row["dtype"]]
         row["of_peak"] = row["flops"] / statistics.median(row["seconds"]) / row["peak"]
-        if row["contender"] in OURS:
-            same = ("case", "dtype")
-            theirs = [
-                other
-                for other in rows
-                if other["contender"] in TORCH and all(other[k] == row[k] for k in same)
-            ]
-            for ratio, times in (("ratio", "seconds"), ("cpu_ratio", "cpu_seconds")):
-                if theirs:
-                    best = min((other[times] for other in theirs), key=statistics.median)
-                    pairs = zip(best, row[times], strict=True)
-                    row[ratio] = statistics.median(their / our for their, our in pairs)
+        if row["contender"] not in OURS:
+            continue
+        same = [o for o in rows if (o["case"], o["dtype"]) == (row["case"], row["dtype"])]
+        for ratio, times, names in (
+            ("ratio", "seconds", TORCH), ("cpu_ratio", "cpu_seconds", TORCH),
+            ("flax_ratio", "cpu_seconds", ("flax",)),
+        ):  # fmt: skip
+            theirs = [other[times] for other in same if other["contender"] in names]
+            if theirs:
+                pairs = zip(min(theirs, key=statistics.median), row[times], strict=True)
+                row[ratio] = statistics.median(their / our for their, our in pairs)
 
 
 def table(rows: list[dict[str, Any]], machine: str) -> str:
@@ -205,8 +210,8 @@ def table(rows: list[dict[str, Any]], machine: str) -> str:
         f"{machine}; {libraries}; peak {', '.join(peaks.values())}.",
         "",
         "| step | dtype | contender | work | tokens/s | +- | ours / best PyTorch | by CPU time "
-        "| GFLOP | of peak | CPU s | memory, MB | compilation, s |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| ours / flax | GFLOP | of peak | CPU s | memory, MB | compilation, s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         spread = (max(row["seconds"]) - min(row["seconds"])) / 2 / statistics.median(row["seconds"])
@@ -214,7 +219,7 @@ def table(rows: list[dict[str, Any]], machine: str) -> str:
             row["case"], row["dtype"], LABELS[row["contender"]],
             "less" if row["less_work"] else "equal",
             f"{row['tokens_per_second']:,.0f}", f"{spread:.0%}",
-            *(f"{row[key]:.2f}" if key in row else "" for key in ("ratio", "cpu_ratio")),
+            *(f"{row[key]:.2f}" if key in row else "" for key in RATIOS),
             f"{row['flops'] / 1e9:,.0f}", f"{row['of_peak']:.0%}",
             f"{statistics.median(row['cpu_seconds']):.2f}",
             f"{row['memory'] / 1e6:,.0f}", f"{row['compile_seconds']:.0f}",
@@ -244,7 +249,7 @@ def main(args: list[str] | None = None) -> None:
         help="FAMILY_VARIANT[:ROWSxLENGTH], comma-separated",
     )
     parser.add_argument("--dtypes", default=",".join(DTYPES))
-    parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    parser.add_argument("--contenders", help=f"of {', '.join(CONTENDERS)}; default: all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--seconds", type=float, default=3.0, help="seconds per contender and round"
@@ -252,9 +257,12 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--smoke", action="store_true", help="two layers of width 64, for tests")
     parser.add_argument("--torch_python", default=sys.executable, help="PyTorch's interpreter")
+    parser.add_argument("--flax_python", help="interpreter with the Flax classes; default: without")
     parser.add_argument("--json", help="file for all figures")
     parser.add_argument("--table", help="file for the table in Markdown")
     flags = parser.parse_args(args)
+    usual = CONTENDERS if flags.flax_python else CONTENDERS[:-1]
+    flags.contenders = flags.contenders or ",".join(usual)
     for name, allowed in (("dtypes", DTYPES), ("contenders", CONTENDERS)):
         for value in getattr(flags, name).split(","):
             errors.check(value in allowed, name, value, f"one of {', '.join(allowed)}")

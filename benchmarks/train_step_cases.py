@@ -103,6 +103,11 @@ def can_predict_everywhere(case: Case) -> bool:
     return config(case, "float32").objective.name == "mlm"
 
 
+def has_flax_class(case: Case) -> bool:
+    """Returns whether transformers 4 has the model in Flax, with the heads of our step."""
+    return case.family in ("bert", "albert", "t5", "gpt2")
+
+
 def has_kernel(case: Case) -> bool:
     """Returns whether the attention kernel for GPUs computes our step: not with T5's bias."""
     return case.family != "t5"
