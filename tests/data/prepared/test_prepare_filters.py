@@ -370,8 +370,8 @@ def test_the_command_filters_and_reports(tmp_path, tok_path, capsys):
     assert __main__.main(flags) == 0
     output = " ".join(capsys.readouterr().out.split())
     for line in (
-        "documents: 399 ", "filtered: other_language: 1 documents", "filtered: too_short: 0",
-        f"overlaps {tmp_path}/test.txt: 1 documents, 0.0 MB", "exact_duplicate: 1 documents",
+        "documents: 399 ", "filtered: other_language: 1 document,", "filtered: too_short: 0",
+        f"overlaps {tmp_path}/test.txt: 1 document, 0.0 MB", "exact_duplicate: 1 document,",
     ):  # fmt: skip
         assert line in output
     assert prepare.prepare.__kwdefaults__["filters"] == NONE
