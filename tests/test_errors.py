@@ -15,6 +15,12 @@ def test_several_names_are_cut_after_the_first_ones():
     assert errors.several(map(str, range(1013)), 3) == "0, 1, 2 and 1,010 more"
 
 
+def test_one_thing_is_singular():
+    assert [errors.count(n, "step") for n in (0, 1, 2, 1000)] == [
+        "0 steps", "1 step", "2 steps", "1,000 steps"
+    ]  # fmt: skip
+
+
 def test_a_file_to_write_needs_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in (None, "", "out.json", str(tmp_path / "out.json")):
