@@ -85,13 +85,13 @@ def fetch(path: str | os.PathLike, *, with_weights: bool = True) -> epath.Path:
     Hub cannot be reached, uses the copy in the cache. with_weights: whether the weights are needed.
     Raises UserError if there is no such model, it must not be read, or it has no safetensors.
     """
-    import huggingface_hub  # here, because only names of the Hub need it
+    from huggingface_hub import constants  # here, because only names of the Hub need it
 
     text, name = os.fspath(path), parse(path)
     assert name is not None, path
     revision = _revisions.get(text, name.revision)
     folder = None
-    is_offline = huggingface_hub.constants.HF_HUB_OFFLINE
+    is_offline = constants.HF_HUB_OFFLINE
     if is_offline or _HASH.fullmatch(revision):
         folder = _cached(name.repo, revision, with_weights)
     if folder is None:
@@ -103,7 +103,7 @@ def fetch(path: str | os.PathLike, *, with_weights: bool = True) -> epath.Path:
         folder = _download(text, name.repo, revision, with_weights)
     if text not in _revisions:
         _revisions[text] = folder.name
-        errors.tell(f"{text}: is revision {folder.name} of {huggingface_hub.constants.ENDPOINT}")
+        errors.tell(f"{text}: is revision {folder.name} of {constants.ENDPOINT}")
     return epath.Path(folder)
 
 
@@ -202,6 +202,7 @@ def upload(
     UserError if the account may not do this.
     """
     import huggingface_hub
+    from huggingface_hub import constants
 
     root = pathlib.Path(folder)
     content: dict[str, Any] = {name: text.encode() for name, text in extra.items()}
@@ -215,7 +216,7 @@ def upload(
     with _user_errors(repo), _quiet_bars():
         api.create_repo(repo, private=private or None, exist_ok=True)
         api.create_commit(repo, operations, commit_message="Upload with bertjax")
-    return f"{huggingface_hub.constants.ENDPOINT}/{repo}"
+    return f"{constants.ENDPOINT}/{repo}"
 
 
 def check_upload(flag: str, repo: str) -> None:
@@ -224,11 +225,12 @@ def check_upload(flag: str, repo: str) -> None:
     Call it before the work starts, so that the work is not lost to this error.
     """
     import huggingface_hub
+    from huggingface_hub import constants
 
     match = _NAME.fullmatch(repo)
     if match is None or match[2]:
         raise errors.UserError(f"--{flag}={repo}: give ORG/NAME, or USER/NAME")
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE:
         raise errors.UserError(f"--{flag}={repo}: HF_HUB_OFFLINE is set; unset it to upload")
     if not huggingface_hub.get_token():
         raise errors.UserError(

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -11,7 +13,7 @@ import bertjax
 from bertjax import __main__ as command_line
 from bertjax import errors, hub
 from bertjax.artifact import artifact, huggingface, loading
-from tests.helpers import fake_hub, tiny_model
+from tests.helpers import children, fake_hub, tiny_model
 
 NAME = "org/tiny"
 
@@ -230,3 +232,15 @@ def test_a_push_that_is_refused_is_one_line(server, folder, monkeypatch, repo, m
     assert command_line.main(words) == errors.EXIT_BAD_INPUT
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert message in line and fake_hub.TOKEN not in line
+
+
+def test_a_path_that_is_not_there_is_one_line_in_a_fresh_process(tmp_path):
+    # In this process, the fake hub has imported all parts of huggingface_hub.
+    done = subprocess.run(
+        [sys.executable, "-m", "bertjax", "inspect", "runs/nothere"], cwd=tmp_path,
+        env=children.environment() | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == errors.EXIT_BAD_INPUT, done.stderr
+    assert "runs/nothere: not found as a local path" in done.stderr
+    assert "Traceback" not in done.stderr
