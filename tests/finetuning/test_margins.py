@@ -55,7 +55,7 @@ def test_margins_are_predicted_and_scored():
     [
         (MARGIN, ("a", "b"), 2.0, "train.tsv:2: has no negative, which config.kind.loss = 'margin"),
         (MARGIN, ("a", "b", "c"), (1.0, 2.0, 3.0), r"train.tsv:2: the scores \(1.0, 2.0, 3.0\) do "
-         r"not fit 1 negative\(s\): .* \(2 numbers\), or their difference"),
+         r"not fit 1 negative: .* \(2 numbers\), or their difference"),
         (MARGIN, ("a", "b", "c", "d"), 2.0, "train.tsv:2: the scores 2.0 do not fit 2 negative"),
         (MARGIN, ("a", "b", "c"), None, "train.tsv:2: no score, which config.kind.loss = 'margin"),
         (embeddings.Config(loss="margin_mse"), ("a", "b", "c"), (9.5, 2.0), "train.tsv:2: the "
