@@ -49,6 +49,7 @@ def file_of(case: cases.Case, output: pathlib.Path) -> pathlib.Path:
 
 def run(chosen: list[cases.Case], output: pathlib.Path, flags: argparse.Namespace) -> list[str]:
     """Runs the cases that are not finished, as long as there is time; returns those that failed."""
+    about = machine(flags.device)
     start, slowest, failed = time.perf_counter(), 0.0, []
     for case in chosen:
         begun = time.perf_counter()
@@ -64,8 +65,7 @@ def run(chosen: list[cases.Case], output: pathlib.Path, flags: argparse.Namespac
             failed.append(case.name)
         else:
             train_step.add_comparisons(rows)
-            content = {"machine": machine(flags.device), "rows": rows}
-            files.write_json(file_of(case, output), content)
+            files.write_json(file_of(case, output), {"machine": about, "rows": rows})
             print(table(chosen, output), flush=True)
         slowest = max(slowest, time.perf_counter() - begun)
     return failed
@@ -98,14 +98,14 @@ def table(chosen: list[cases.Case], output: pathlib.Path) -> str:
         "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
-        seconds = statistics.median(row["seconds"])
         cells = [
             row["case"], train_step.LABELS[row["contender"]],
             "less" if row["less_work"] else "equal",
             f"{row['tokens_per_second']:,.0f}",
-            f"{(max(row['seconds']) - min(row['seconds'])) / 2 / seconds:.1%}",
+            f"{train_step.spread(row):.1%}",
             f"{row['ratio']:.2f}" if "ratio" in row else "",
-            f"{row['flops'] / 1e12:.3g}", f"{row['of_peak']:.1%}", f"{1e3 * seconds:,.1f}",
+            f"{row['flops'] / 1e12:.3g}", f"{row['of_peak']:.1%}",
+            f"{1e3 * statistics.median(row['seconds']):,.1f}",
             f"{row['memory'] / 1e9:,.1f}", f"{row['compile_seconds']:.0f}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")

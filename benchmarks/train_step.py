@@ -47,6 +47,8 @@ TORCH = ("eager", "compiled")
 CONTENDERS = ("ours", "every", *TORCH, "flax")  # on a CPU; "kernel" is that of gpu.py
 DTYPES = ("float32", "bfloat16")
 RATIOS = ("ratio", "cpu_ratio", "flax_ratio")
+# {contender: the end of its module's name}
+MODULES = dict.fromkeys(OURS, "ours") | dict.fromkeys(TORCH, "torch") | {"flax": "flax"}
 LABELS = {
     "ours": "ours",
     "every": "ours, every position",
@@ -61,9 +63,9 @@ class Worker:
     """A contender in a process of its own, which computes only during `run`."""
 
     def __init__(self, python: str, name: str, folder: pathlib.Path, dtype: str, device: str):
-        module = "ours" if name in OURS else "flax" if name == "flax" else "torch"
+        module = f"benchmarks.train_step_{MODULES[name]}"
         self._process = subprocess.Popen(
-            [python, "-m", f"benchmarks.train_step_{module}", str(folder), dtype, name, device],
+            [python, "-m", module, str(folder), dtype, name, device],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, cwd=REPOSITORY,
         )  # fmt: skip
         self.name = name
@@ -119,10 +121,10 @@ def write_case(case: cases.Case, folder: pathlib.Path) -> dict[str, int]:
     (folder / "transformers.json").write_text(json.dumps(cases.transformers_configs(case)))
     np.savez(folder / "batch.npz", **cases.batch(case))
     flops = {}
-    for name in LABELS:
-        config = cases.config(case, "float32", every_position=name not in LESS_WORK)
-        flops[name] = cases.parts(experiment.Experiment(config, platform="cpu"))[1]
-    return flops
+    for every_position in (False, True):
+        config = cases.config(case, "float32", every_position=every_position)
+        flops[every_position] = cases.parts(experiment.Experiment(config, platform="cpu"))[1]
+    return {name: flops[name not in LESS_WORK] for name in LABELS}
 
 
 def compare(
@@ -158,12 +160,11 @@ def _timed(
     names: list[str], folder: pathlib.Path, dtype: str, flags: argparse.Namespace, device: str
 ) -> list[Worker]:
     """Starts the workers, lets them run in turns, and ends them."""
-    pythons = dict.fromkeys(OURS, sys.executable) | dict.fromkeys(TORCH, flags.torch_python)
-    pythons["flax"] = flags.flax_python
+    pythons = {"ours": sys.executable, "torch": flags.torch_python, "flax": flags.flax_python}
     workers = []
     try:
         for name in names:
-            workers.append(Worker(pythons[name], name, folder, dtype, device))
+            workers.append(Worker(pythons[MODULES[name]], name, folder, dtype, device))
         for _ in range(flags.rounds):
             for worker in workers:
                 worker.run(flags.seconds)
@@ -202,6 +203,12 @@ def add_comparisons(rows: list[dict[str, Any]]) -> None:
                 row[ratio] = statistics.median(their / our for their, our in pairs)
 
 
+def spread(row: dict[str, Any]) -> float:
+    """Returns half the range of the rounds as a share of their median."""
+    seconds = row["seconds"]
+    return (max(seconds) - min(seconds)) / 2 / statistics.median(seconds)
+
+
 def table(rows: list[dict[str, Any]], machine: str) -> str:
     """Returns the rows in Markdown, below a line about the machine and the libraries."""
     libraries = ", ".join(dict.fromkeys(row["library"] for row in rows))
@@ -214,11 +221,10 @@ def table(rows: list[dict[str, Any]], machine: str) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        spread = (max(row["seconds"]) - min(row["seconds"])) / 2 / statistics.median(row["seconds"])
         cells = [
             row["case"], row["dtype"], LABELS[row["contender"]],
             "less" if row["less_work"] else "equal",
-            f"{row['tokens_per_second']:,.0f}", f"{spread:.0%}",
+            f"{row['tokens_per_second']:,.0f}", f"{spread(row):.0%}",
             *(f"{row[key]:.2f}" if key in row else "" for key in RATIOS),
             f"{row['flops'] / 1e9:,.0f}", f"{row['of_peak']:.0%}",
             f"{statistics.median(row['cpu_seconds']):.2f}",

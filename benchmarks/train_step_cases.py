@@ -110,7 +110,7 @@ def has_flax_class(case: Case) -> bool:
 
 def has_kernel(case: Case) -> bool:
     """Returns whether the attention kernel for GPUs computes our step: not with T5's bias."""
-    return case.family != "t5"
+    return plugins.family(case.family).Config.score_bias == "none"
 
 
 def parts(run: experiment.Experiment) -> tuple[dict[str, Any], int]:

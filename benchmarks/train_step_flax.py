@@ -75,7 +75,8 @@ def main() -> None:
         return loss
 
     size = train_step_worker.MATMUL[device]
-    matrix, product = jnp.ones((size, size), dtype), jax.jit(jnp.matmul)
+    matrix = jax.random.normal(jax.random.key(0), (size, size), dtype)
+    product = jax.jit(jnp.matmul)
     facts = {
         "library": f"transformers {transformers.__version__} and jax {jax.__version__} for flax",
         "matmul": train_step_worker.peak(
