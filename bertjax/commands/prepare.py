@@ -9,6 +9,7 @@ Example:
     bertjax prepare --input='wiki/*.parquet' --text_template='{title}\\n{text}' --tokenizer=tok/ \\
         --output=prepared/
     bertjax prepare --input='buch/*.txt' --language=de --tokenizer=tok/ --output=prepared/
+    bertjax prepare --input='code/*.jsonl' --splitter=none --tokenizer=gpt2/ --output=prepared/
     bertjax prepare --input='web/*.parquet' --keep_languages=deu,nld --min_chars=200 \\
         --decontaminate='glue/*/test.tsv' --deduplicate=near --tokenizer=tok/ --output=prepared/
     bertjax prepare --input='gs://bucket/web/*.parquet' --tokenizer=tok/ --output=gs://bucket/out \\
@@ -26,6 +27,7 @@ from tqdm import tqdm
 from bertjax import corpus_flags, errors, progress
 from bertjax.data.corpus import languages, sentences
 from bertjax.data.prepared import duplicates, filters, overlap, prepare, prepared
+from bertjax.data.tokenizers import tokenizer
 
 PLAIN_EVERY = 10  # seconds between progress lines if stderr is not a terminal
 
@@ -56,7 +58,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         choices=tuple(sentences.SPLITTERS),
         default="rules",
         help="how to split sentences: by rules for prose, one per line, or none (each paragraph is "
-        "one sentence); default: %(default)s",
+        "one sentence, and line breaks and indentation are kept, as GPT-2 and code need it); with "
+        "the others they become single spaces; default: %(default)s",
     )
     parser.add_argument(
         "--language",
@@ -158,23 +161,29 @@ def run(flags: argparse.Namespace) -> None:
     print(f"prepared: {flags.output}")
 
 
-def _header(flags: argparse.Namespace, plan: dict[str, Any], workers: int) -> None:
+def _header(
+    flags: argparse.Namespace, plan: dict[str, Any], tok: tokenizer.Tokenizer, workers: int
+) -> None:
     """Prints the input, the tokenizer, the held-out share and the output."""
-    sources, tokenizer = plan["sources"], plan["tokenizer"]
+    sources = plan["sources"]
     files = errors.count(len(sources), "source")
     megabytes = sum(source["size"] for source in sources) / 1e6
     processes = errors.count(workers, "worker")
     if "runner" in flags.overrides:
         processes = flags.overrides["runner"]
-    progress.table(
-        "prepare",
-        {
-            "reads": f"{', '.join(flags.input)}: {files}, {megabytes:,.1f} MB",
-            "tokenizer": f"{flags.tokenizer}: {tokenizer['kind']}, {tokenizer['size']:,} pieces",
-            "held out": f"{flags.heldout_fraction:.3g} of the documents",
-            "writes to": f"{flags.output}, with {processes}",
-        },
-    )
+    rows = {
+        "reads": f"{', '.join(flags.input)}: {files}, {megabytes:,.1f} MB",
+        "tokenizer": f"{flags.tokenizer}: {tok.kind}, {tok.size:,} pieces",
+    }
+    if flags.splitter != sentences.KEEPS_WHITE_SPACE and tok.keeps_line_breaks():
+        rows["white space"] = (
+            f"line breaks become spaces; --splitter={sentences.KEEPS_WHITE_SPACE} keeps them"
+        )
+    rows |= {
+        "held out": f"{flags.heldout_fraction:.3g} of the documents",
+        "writes to": f"{flags.output}, with {processes}",
+    }
+    progress.table("prepare", rows)
 
 
 def _read_note(result: prepared.Prepared, share: float, seconds: float) -> str:

@@ -4,7 +4,9 @@ import os
 import pathlib
 from typing import Any
 
-from bertjax.data.prepared import prepare
+import numpy as np
+
+from bertjax.data.prepared import prepare, store
 from bertjax.data.tokenizers import tokenizer
 from tests.helpers import corpora
 
@@ -23,3 +25,16 @@ def run(inputs: str | list[str], tok_path: str, output: Any, **options: Any) -> 
     inputs = [inputs] if isinstance(inputs, str) else inputs
     options = {"workers": 1, "shard_bytes": UNIT} | options
     return prepare.prepare(inputs, tok_path, os.fspath(output), **options)
+
+
+def documents(folder: Any, split: str) -> list[list[list[int]]]:
+    """Returns documents of sentences of tokens, put together from the records by document id."""
+    dataset = store.open_dataset(folder, split)
+    found: dict[int, list[list[int]]] = {}
+    for record in dataset.read(range(dataset.num_records)):
+        pieces = np.split(record.tokens, np.cumsum(record.tokens_per_sentence)[:-1])
+        ids = np.repeat(record.document_ids, record.sentences_per_document)
+        for document, piece in zip(ids.tolist(), pieces, strict=True):
+            found.setdefault(document, []).append(piece.tolist())
+    assert len(found) == dataset.num_documents
+    return [found[document] for document in sorted(found)]

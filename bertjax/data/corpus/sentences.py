@@ -3,14 +3,16 @@
     sentences.SPLITTERS["rules"]('"Stop!" cried Mr. Pott. He ran.')
     # ['"Stop!" cried Mr. Pott.', 'He ran.']
 
-Sentences are never empty and have single spaces in place of line breaks. A blank line always ends a
+Sentences are never empty. "rules" and "lines" put single spaces in place of line breaks. "none"
+keeps all white space: its pieces, one after the other, are the document. A blank line always ends a
 sentence. "rules" is made for prose in languages that end sentences with . ! ? or the CJK marks; its
 abbreviations are English. One regular expression finds the possible ends of sentences. The words
 before and after a full stop decide whether it is the end of a sentence.
 """
 
+import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 # The pattern begins with a character class, so that the regex engine quickly skips to the next
 # candidate. A candidate is one of these:
@@ -35,6 +37,10 @@ _CANDIDATE = re.compile(
 )
 _MARKS = ("\n\n", "\n", ". ", "\u3002", " ")  # where `chopped` cuts, best first
 _BLANK = re.compile(r"\n\s*\n")
+# A character of a script that is written without spaces: CJK marks, kana, ideographs, wide forms.
+_UNSPACED = re.compile(
+    "[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff]"
+)
 _WORD_BEFORE = re.compile(r"[\w.'\u2019&]+\Z")
 _WORD_AFTER = re.compile(r"[\"'`\u201c\u2018\u00ab(\[]*(\w+)(\.?)")
 _NUMERAL = re.compile(r"\d|[ivxlc]+\Z", re.IGNORECASE)
@@ -86,25 +92,32 @@ def lines(document: str) -> list[str]:
 
 
 def paragraphs(document: str) -> list[str]:
-    """Splits a document at blank lines: each paragraph is a sentence."""
-    return clean(_BLANK.split(document))
+    """Splits a document before blank lines: a paragraph with the white space before it is a
+    sentence."""
+    cuts = [0, *(blank.start() for blank in _BLANK.finditer(document)), len(document)]
+    pieces = [document[start:stop] for start, stop in itertools.pairwise(cuts) if start < stop]
+    if pieces and pieces[-1].isspace():  # the end of the document
+        pieces[-2:] = ["".join(pieces[-2:])] if len(pieces) > 1 else []
+    return pieces
 
 
+KEEPS_WHITE_SPACE = "none"  # the splitter whose pieces are the whole document
 SPLITTERS: dict[str, Callable[[str], list[str]]] = {
     "rules": rules,
     "lines": lines,
-    "none": paragraphs,
+    KEEPS_WHITE_SPACE: paragraphs,
 }
 
 
 def chopped(text: str, limit: int) -> Iterator[str]:
     """Yields pieces of at most `limit` characters, cut at the end of a paragraph, line, sentence or
-    word if there is one in the second half of the piece."""
+    word if there is one in the second half of the piece. White space at a cut begins a piece."""
     start = 0
     while len(text) - start > limit:
         low, high = start + limit // 2, start + limit
         cuts = (text.rfind(mark, low, high) + len(mark) for mark in _MARKS)
         stop = next((cut for cut in cuts if cut >= low), high)
+        stop = start + len(text[start:stop].rstrip()) or stop
         yield text[start:stop]
         start = stop
     yield text[start:] if start else text
@@ -114,6 +127,12 @@ def clean(pieces: list[str]) -> list[str]:
     """Strips the pieces, joins the lines of each piece with spaces and drops empty pieces."""
     stripped = (piece.strip() for piece in pieces)
     return [" ".join(s.split()) if "\n" in s else s for s in stripped if s]
+
+
+def spaced(pieces: Sequence[str]) -> list[str]:
+    """Puts a space before each cleaned piece except the first and those after CJK characters."""
+    spaces = ("" if _UNSPACED.match(piece[-1]) else " " for piece in pieces)
+    return [space + piece for space, piece in zip(["", *spaces], pieces, strict=False)]
 
 
 def _ends(text: str, start: int, candidate: re.Match[str]) -> bool:

@@ -63,7 +63,7 @@ def prepare(
     shard_by: str = "size",
     shard_bytes: int = 16 << 20,
     filters: filters_lib.Filters = filters_lib.NONE,
-    on_begin: Callable[[dict[str, Any], int], None] = lambda plan, workers: None,
+    on_begin: Callable[[dict[str, Any], tokenizer.Tokenizer, int], None] = lambda *_: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Prepares a corpus and returns the manifest; resumes if an earlier call was interrupted.
@@ -81,7 +81,8 @@ def prepare(
         sources. "file": they come from one file each, so that the shards do not depend on the
         format of the files.
     filters: which documents to leave out.
-    on_begin: called before the work starts, with (first part of the manifest, number of workers).
+    on_begin: called before the work starts, with (first part of the manifest, tokenizer, number of
+        workers).
     on_progress: called with (source bytes processed so far, total source bytes).
 
     Raises UserError if the input is bad, or if `output` contains data prepared from other inputs or
@@ -99,6 +100,8 @@ def prepare(
     }
     _validate(options, workers, on_error)
     filters.validate()
+    if splitter == sentences.KEEPS_WHITE_SPACE:
+        options["white_space"] = "kept"  # data that an earlier version prepared has single spaces
     if language != languages.ENGLISH:
         options["language_rules"] = languages.rules_version()
     tokenizer_path = os.fspath(hub.local(tokenizer_path, with_weights=False))
@@ -131,7 +134,7 @@ def prepare(
             f"{output}: is not a folder that can be written to ({error.strerror})"
         ) from error
     workers = workers or parallel.cpus()
-    on_begin(plan, workers)
+    on_begin(plan, tok, workers)
     run = runner or functools.partial(parallel.run, processes=workers)
     job = prepare_unit.Job(
         output,

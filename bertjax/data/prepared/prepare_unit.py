@@ -176,7 +176,7 @@ def _write_documents(
 ) -> dict[str, Any]:
     skipped: collections.Counter[str] = collections.Counter()
     split_sentences = languages.splitter(job.splitter, job.language)
-    batch = _Batch(tok, shards)
+    batch = _Batch(tok, shards, job.splitter == sentences.KEEPS_WHITE_SPACE)
     verdicts = _Verdicts(job, unit, judge)
     num_documents = text_bytes = 0
     smallest = None
@@ -276,11 +276,14 @@ class _Verdicts:
 
 
 class _Batch:
-    """Buffers sentences, tokenises them in one call and adds them to the shards."""
+    """Buffers sentences, tokenises them in one call and adds them to the shards.
 
-    def __init__(self, tok: tokenizer.Tokenizer, shards: dict[str, "_Shard"]):
-        self._encode, self._shards = tok.encode_batch, shards
-        self._separator = " " if tok.keeps_spaces() else ""  # put between sentences
+    whole: whether the sentences contain all white space of their document.
+    """
+
+    def __init__(self, tok: tokenizer.Tokenizer, shards: dict[str, "_Shard"], whole: bool):
+        self._encode, self._shards, self._whole = tok.encode_batch, shards, whole
+        self._needs_spaces = tok.keeps_spaces() and not whole
         self._clear()
 
     def _clear(self) -> None:
@@ -290,11 +293,10 @@ class _Batch:
 
     def add(self, pieces: list[str], document: int, held_out: bool, letters: int) -> None:
         if max(map(len, pieces)) > MAX_SENTENCE:
-            pieces = sentences.clean(
-                [part for piece in pieces for part in sentences.chopped(piece, MAX_SENTENCE)]
-            )
-        self._sentences += pieces[:1]
-        self._sentences += [self._separator + sentence for sentence in pieces[1:]]
+            pieces = [part for piece in pieces for part in sentences.chopped(piece, MAX_SENTENCE)]
+            if not self._whole:
+                pieces = sentences.clean(pieces)
+        self._sentences += sentences.spaced(pieces) if self._needs_spaces else pieces
         self._documents.append((document, held_out, len(pieces)))
         self.letters += letters
 

@@ -177,6 +177,10 @@ class Tokenizer:
         """
         return self.encode_batch([" a"]) != self.encode_batch(["a"])
 
+    def keeps_line_breaks(self) -> bool:
+        """Returns whether the ids of a text tell a line break from a space."""
+        return self.encode_batch(["a\nb"]) != self.encode_batch(["a b"])
+
     def vocabulary(self) -> Vocabulary:
         """Returns the parts of the tokenizer that are needed to make batches, without the rules."""
         return Vocabulary(

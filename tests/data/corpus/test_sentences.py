@@ -73,7 +73,24 @@ def test_a_wrapped_line_is_one_sentence_with_single_spaces():
 def test_lines_and_paragraphs():
     text = " one. two\n\nthree\nfour \n"
     assert sentences.SPLITTERS["lines"](text) == ["one. two", "three", "four"]
-    assert sentences.SPLITTERS["none"](text) == ["one. two", "three four"]
+    assert sentences.SPLITTERS["none"](text) == [" one. two", "\n\nthree\nfour \n"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a", "\n\na", "a\n\n", "a\n \n\n  b\n\tc\r\n\r\nd \n \n", "def f():\n\n\n    return 1\n"],
+)
+def test_the_pieces_of_none_are_the_document(text):
+    pieces = sentences.SPLITTERS["none"](text)
+    assert "".join(pieces) == text and not any(piece.isspace() for piece in pieces)
+
+
+def test_sentences_are_joined_as_their_script_is_written():
+    chinese = sentences.rules("\u4ed6\u6765\u4e86\u3002\u4f60\u597d\u5417\uff1f Yes. No.")
+    assert sentences.spaced(chinese) == [
+        "\u4ed6\u6765\u4e86\u3002", "\u4f60\u597d\u5417\uff1f", "Yes.", " No.",
+    ]  # fmt: skip
+    assert sentences.spaced([]) == []
 
 
 @pytest.mark.parametrize("name", sentences.SPLITTERS)
