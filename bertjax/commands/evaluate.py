@@ -30,20 +30,16 @@ import os
 import jax
 import ml_collections
 
-from bertjax import column_flags, errors, evaluate, plugins, progress, sharding, training_data
+from bertjax import column_flags, errors, evaluate, progress, sharding, training_data
 from bertjax import config as config_lib
 from bertjax import experiment as experiment_lib
 from bertjax import phases as phases_lib
-from bertjax.artifact import artifact, loading
+from bertjax.artifact import artifact, evaluation_config, loading
 from bertjax.data.corpus import beir, trec_runs
 from bertjax.data.prepared import store
 from bertjax.finetuning import few_shot, predictor, ranking_scores, retrieval, scores, tasks
 from bertjax.finetuning.examples import queries
 from bertjax.inference import blimp, pretrained, prompting, scoring
-from bertjax.objectives.common import hooks
-
-# {kind of a family: the objective assumed for a model without the config of a run}
-OBJECTIVES = {"encoder": "mlm", "decoder": "causal_lm", "encoder_decoder": "span_corruption"}
 
 # Flags that can only be used with --data (DATA_FLAGS) or with --task (TASK_FLAGS).
 DATA_FLAGS = ("batch_size", "length", "max_samples", "mask_rate")
@@ -325,7 +321,8 @@ def _heldout(flags: argparse.Namespace, model: artifact.Artifact) -> dict[str, f
     samples = int(values["samples"])
     print(
         f"{_title(flags, model)}, on {samples:,} samples of the {dataset.split} split of "
-        f"{flags.data}{_rate(config, model)}"
+        f"{flags.data}, {config.objective.name} on rows of {phase.length} tokens"
+        f"{_rate(config, model)}"
     )
     for name, value in sorted(values.items()):
         if name == "samples":
@@ -350,40 +347,16 @@ def _rate(config: ml_collections.ConfigDict, model: artifact.Artifact) -> str:
     if "mask_rate" not in config.objective:
         return ""
     rate = config.objective.mask_rate
-    trained_rate = config_lib.from_dict(model.config).objective.mask_rate if model.config else rate
+    trained = model.config["objective"] if model.config else model.objective or {}
+    trained_rate = trained.get("mask_rate", rate)
     return f", mask rate {rate:g}" + (
         f" (trained with {trained_rate:g})" if trained_rate != rate else ""
     )
 
 
-def _config(model: artifact.Artifact, flags: argparse.Namespace):
-    """Returns the config to evaluate with: the config of the model's run, changed by the flags.
-
-    A model without the config of a run gets the default config of its family.
-    """
-    family = plugins.family(model.family)
-    objective = OBJECTIVES[family.KIND]
-    default = config_lib.default(model.family, next(iter(family.VARIANTS)), objective)
-    if model.config:
-        config = config_lib.from_dict(model.config)
-        scored_by = hooks.of(plugins.objective(config.objective.name)).SCORED_BY
-        if scored_by:
-            default = config_lib.default(model.family, next(iter(family.VARIANTS)), scored_by)
-            shared = {key: config.objective[key] for key in default.objective if key != "name"}
-            default.objective.update(shared)
-            with config.unlocked():
-                config.objective = default.objective
-    else:
-        config = default
-        config.model.update(model.fields)
-        if objective == "mlm":
-            if "mlm" not in config.model.heads:
-                raise errors.UserError(
-                    f"--model={flags.model} has no head 'mlm', so --data cannot be used; "
-                    "ELECTRA's discriminator can be scored with --task=blimp:FILE"
-                )
-        objective_hooks = hooks.of(plugins.objective(objective))
-        config.objective.update(objective_hooks.fields_for(family.KIND, config.model.heads))
+def _config(model: artifact.Artifact, flags: argparse.Namespace) -> ml_collections.ConfigDict:
+    """Returns the config to evaluate with: that of the model, changed by the flags."""
+    config = evaluation_config.of(model, f"--model={flags.model}")
     last_phase = phases_lib.of(config)[-1]
     config.phase2.num_steps = 0
     config.data.length = flags.length or min(last_phase.length, config.model.max_length)

@@ -34,13 +34,15 @@ def write(folder, corpus, family="bert", objective="mlm", **fields):
     """Writes the random parameters of a run of `objective`."""
     tokenizer = tokenizer_lib.load(corpus / "tokenizer")
     heads = {"heads": ("mlm",)} if family == "bert" else {}
-    model = scored.make(family, vocab_size=tokenizer.size, **heads).source
+    size = tokenizer.size + 100 * (family == "t5")  # its sentinels
+    model = scored.make(family, vocab_size=size, **heads).source
     run = config.default(family, "tiny" if family == "bert" else "small", objective)
     run.model.update(model.fields)
     run.objective.update(fields)
     found = artifact.Artifact(
-        family, model.fields, model.params, tokenizer, config=run.to_dict()
-    )
+        family, model.fields, model.params, tokenizer, config=run.to_dict(),
+        objective=run.objective.to_dict(),
+    )  # fmt: skip
     artifact.write(found, folder)
     return folder
 
@@ -98,3 +100,24 @@ def test_models_of_different_tokenizers_compare_by_bits_per_byte(kind, tmp_path,
     bits = math.log2(tokenizer.size) * tokens / sum(len(text) for text in texts)
     assert values["lm_loss"] == pytest.approx(math.log(tokenizer.size), rel=1e-5)
     assert values["bits_per_byte"] == pytest.approx(bits, rel=5e-3)
+
+
+OBJECTIVES = {
+    "bert": ("mlm", {"mask_rate": 0.3, "pair": "none"}, "mlm on rows of 40 tokens, mask rate 0.3"),
+    "t5": ("denoisers", {}, "denoisers on rows of 40 tokens"),
+    "gpt2": ("prefix_lm", {}, "prefix_lm on rows of 40 tokens"),
+}
+
+
+@pytest.mark.parametrize("family", OBJECTIVES)
+def test_an_exported_folder_is_scored_as_the_run_is(family, corpus, tmp_path, capsys):
+    objective, fields, title = OBJECTIVES[family]
+    model = write(tmp_path / "run", corpus, family, objective, **fields)
+    flags = [f"--model={model}", f"--output={tmp_path / 'hf'}"]
+    assert __main__.main(["export", *flags]) == 0
+    capsys.readouterr()
+    code, out, of_run = score(model, corpus, capsys)
+    assert code == 0 and title in out, out
+    code, out, of_folder = score(tmp_path / "hf", corpus, capsys)
+    assert code == 0 and title in out, out
+    assert of_folder == pytest.approx(of_run, rel=1e-5)
