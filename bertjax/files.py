@@ -49,6 +49,30 @@ def replacing(path: str | os.PathLike, *, shared: bool = False) -> Iterator[epat
         partial.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def locked(folder: str | os.PathLike, problem: str) -> Iterator[None]:
+    """Locks a folder while the block runs. If the process dies, the lock is released.
+
+    Remote folders are not locked, nor those of a file system without locks. Raises UserError, with
+    the name of the folder and `problem`, if another process holds the lock.
+    """
+    if "://" in os.fspath(folder):
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise errors.UserError(f"{os.fspath(folder)}: {problem}") from error
+    except OSError:
+        pass  # this file system has no locks
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
 def unique_partial(name: str) -> str:
     """Returns a hidden name for a partial file `name` that no other process uses."""
     return f".{name}.{secrets.token_hex(8)}{PARTIAL}"

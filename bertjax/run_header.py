@@ -3,6 +3,7 @@
 import os
 
 import jax
+import ml_collections
 
 from bertjax import errors, experiment, progress, sharding, training_data
 from bertjax import phases as phases_lib
@@ -18,10 +19,11 @@ def show(
     heldout: store.Dataset,
     data: training_data.TrainingData,
     workdir: str | os.PathLike,
+    source: artifact.Artifact | None = None,
 ) -> None:
     """Prints model, devices, data, steps, epochs, workdir, and how often the run writes to it.
 
-    data: the training batches from `dataset`.
+    data: the training batches from `dataset`. source: the model that the run starts from, if any.
     """
     config, abstract_state = run.config, run.abstract_state(mesh)
     count = artifact.num_params(abstract_state.params, config.model.vocab_size)
@@ -37,11 +39,13 @@ def show(
         for phase in phases_lib.of(config)
     ]
     sources = dataset.manifest["sources"] if "sources" in dataset.manifest else []
+    start = {} if source is None else {"starts from": _start(config, source)}
     progress.table(
         "pretrain",
         {
             "model": f"{config.family}, {config.model.num_layers} layers of width "
             f"{config.model.hidden_size}, {count:,} parameters; objective {config.objective.name}",
+            **start,
             "devices": f"{sharding.described(mesh, run.model.config.dtype)}, attention "
             f"{', then '.join(dict.fromkeys(attentions))}",
             "data": f"{dataset.path}: {dataset.num_tokens:,} tokens in "
@@ -53,3 +57,12 @@ def show(
             f"{config.checkpoint.every:,}",
         },
     )
+
+
+def _start(config: ml_collections.ConfigDict, source: artifact.Artifact) -> str:
+    """Returns the model that the run starts from, and the heads that are new."""
+    new = [head for head in config.model.heads if head not in source.fields["heads"]]
+    if new:
+        noun = "head" if len(new) == 1 else "heads"
+        return f"{config.init_from}, with new parameters for the {noun} {', '.join(new)}"
+    return config.init_from

@@ -145,11 +145,11 @@ class TensorBoardWriter:
     def __init__(self, folder: str | os.PathLike, *, start_step: int):
         """Opens a new file; makes TensorBoard drop entries of earlier files past `start_step`."""
         # Not at the top of the file: this imports PyTorch if it is installed, which takes a second.
-        from tensorboardX import record_writer, summary
-        from tensorboardX.proto import event_pb2
+        from tensorboardX import record_writer
+        from tensorboardX.proto import event_pb2, summary_pb2
 
-        self._checksum, self._scalar = record_writer.masked_crc32c, summary.scalar
-        self._event = event_pb2.Event
+        self._checksum, self._event = record_writer.masked_crc32c, event_pb2.Event
+        self._summary = summary_pb2.Summary
         folder = epath.Path(folder)
         name = f"events.out.tfevents.{time.time_ns() // 1000:016d}.{socket.gethostname()}"
         self._file = _GrowingFile(folder / name)
@@ -160,7 +160,8 @@ class TensorBoardWriter:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes the metrics of `step`."""
         for name, value in metrics.items():
-            self._append(step=step, summary=self._scalar(name, value))
+            scalar = self._summary.Value(tag=name, simple_value=float(value))
+            self._append(step=step, summary=self._summary(value=[scalar]))
 
     def flush(self) -> None:
         """Writes everything to disk."""

@@ -95,19 +95,19 @@ def train_and_evaluate(
     branch = None
     if branch_from is not None and workdir_lib.saved_step(workdir) is None:
         branch = workdir_lib.branch(branch_from, identity)
-    workdir_lib.claim(workdir, identity, tokenizer.save)
-    distributed.check_shared(epath.Path(workdir) / workdir_lib.CONFIG)
-
     experiment = experiment_lib.Experiment(config, frozen_models(config, frozen))
     data = training_data.TrainingData(experiment, train_data, vocabulary)
     rows = functools.partial(sharding.local_rows, mesh)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(workdir_lib.locked(workdir))
+        workdir_lib.claim(workdir, identity, tokenizer.save)
+        distributed.check_shared(epath.Path(workdir) / workdir_lib.CONFIG)
         stack.enter_context(jax.set_mesh(mesh))
         stop = stack.enter_context(signals.StopSignals())
         checkpoints = open_checkpoints(config, workdir)
         stack.callback(checkpoints.close)
         if jax.process_index() == 0:
-            run_header.show(experiment, mesh, train_data, heldout_data, data, workdir)
+            run_header.show(experiment, mesh, train_data, heldout_data, data, workdir, source)
         saved_step = checkpoints.latest_step()
         with stage(
             "initialising the state" if saved_step is None else f"restoring step {saved_step:,}"
@@ -355,11 +355,14 @@ def _raise_diverged(checkpoints: checkpoint.Checkpoints, step: int, in_row: int)
     """Raises UserError, because the last `in_row` steps up to `step` were not finite."""
     checkpoints.wait()
     good_step = checkpoints.latest_step()
-    status = "no checkpoint has been saved"
+    status = "no checkpoint has been saved: lower config.optimizer.learning_rate and start again"
     if good_step is not None:
-        status = f"the last good checkpoint is {checkpoints.folder / str(good_step)}"
+        path = checkpoints.folder / str(good_step)
+        status = (
+            "lower config.optimizer.learning_rate and start in a new workdir, with "
+            f"--config.init_from={path} to keep the parameters of the last good checkpoint"
+        )
     raise errors.UserError(
         f"the loss or the gradient was not finite in {in_row} steps in a row, up to step {step}; "
-        f"{status}: lower config.optimizer.learning_rate and start in a new workdir, with "
-        "--config.init_from=CHECKPOINT to keep the learned parameters"
+        f"{status}"
     )

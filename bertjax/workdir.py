@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax import config as config_lib
-from bertjax import errors, optimizer, paths, plugins, schema
+from bertjax import errors, files, optimizer, paths, plugins, schema
 from bertjax import phases as phases_lib
 from bertjax.objectives.common import hooks
 
@@ -153,6 +153,17 @@ def saved_steps(path: str | os.PathLike) -> list[int]:
     if "://" in os.fspath(path):  # Orbax cannot rename there, and writes this file last
         steps = [item for item in steps if (item / "commit_success.txt").exists()]
     return sorted(int(item.name) for item in steps)
+
+
+@contextlib.contextmanager
+def locked(path: str | os.PathLike) -> Iterator[None]:
+    """Locks a local workdir on process 0, and creates it if it is missing; see `files.locked`."""
+    if jax.process_index() != 0:
+        yield
+        return
+    paths.of(path).mkdir(parents=True, exist_ok=True)
+    with files.locked(path, "another process trains in it; wait for it, or give another --workdir"):
+        yield
 
 
 def claim(path: str | os.PathLike, current: Identity, save_tokenizer: Any) -> None:

@@ -5,7 +5,8 @@
 GPT-2's learning rates were not published; these are from arXiv 2005.14165, table 2.1 and appendix
 B. 100,000 steps of 512 rows of 1,024 tokens of packed documents: 52G tokens, 4.5e19 FLOPs. There is
 no dropout, because text is read only once. The tokenizer is byte BPE: bertjax tokenizer --kind=bpe
---vocab_size=50257. To learn line breaks: bertjax prepare --splitter=none. Attention uses the kernel for TPUs; on a GPU, add --config.attention=cudnn.
+--vocab_size=50257; bertjax prepare --splitter=none keeps line breaks. Attention uses the kernel for
+TPUs; on a GPU, add --config.attention=cudnn.
 TPU v5e-16: 10 hours if it reaches an MFU of 0.4 (arithmetic, not a run).
 """
 

@@ -11,13 +11,14 @@ Each (rate, seed) is a separate run. Fine-tuning that was killed resumes with th
 more rates or seeds can be added later. If there are several processes, only process 0 writes.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -68,6 +69,31 @@ class _Report(schema.Open):
     runs: list[_RunScores]
 
 
+@contextlib.contextmanager
+def locked(path: str | os.PathLike) -> Iterator[None]:
+    """Locks a local output folder on process 0, and creates it; see `files.locked`.
+
+    Raises UserError if it cannot be created.
+    """
+    if jax.process_index() != 0:
+        yield
+        return
+    with _writing(path):
+        paths.of(path).mkdir(parents=True, exist_ok=True)
+    with files.locked(path, "another process fine-tunes in it; give another --output"):
+        yield
+
+
+@contextlib.contextmanager
+def _writing(path: str | os.PathLike) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise errors.UserError(
+            f"{path}: cannot be written ({error.strerror}); give another --output"
+        ) from error
+
+
 class Folder:
     """The output folder of fine-tuning with one config.
 
@@ -100,15 +126,11 @@ class Folder:
             stored = self.stored()
             _check_stored(self.path, content, stored)
             content["data"] = stored["data"] | content["data"]  # keeps splits of earlier calls
-        try:
+        with _writing(path):
             self.path.mkdir(parents=True, exist_ok=True)
             schema.write(file, content, FORM)  # before all other files, see `_check_foreign`
             (self.path / RUNS).mkdir(exist_ok=True)
             self._remove_leftovers()
-        except OSError as error:
-            raise errors.UserError(
-                f"{path}: cannot be written ({error.strerror}); give another --output"
-            ) from error
 
     def stored(self) -> dict[str, Any]:
         """Returns config, model and data of the existing config.json."""

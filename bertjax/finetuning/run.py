@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import ml_collections
+from etils import epath
 
 from bertjax import errors, html_tables, hub, paths, progress, sharding, trackers
 from bertjax.artifact import artifact, loading
@@ -101,7 +102,21 @@ def finetune_once(
         source = shared.source(config.model)
         config.model = hub.pinned(config.model)
         job = job_lib.make(config, source, mesh, shared)
-        config = job.config
+    with output_folder.locked(output):
+        return _finetune(job, mesh, output, tell, folds, is_chosen, start_time)
+
+
+def _finetune(
+    job: job_lib.Job,
+    mesh: jax.sharding.Mesh,
+    output: epath.Path,
+    tell: Callable[[str], None],
+    folds: Mapping[str, Any] | None,
+    is_chosen: bool,
+    start_time: float,
+) -> Finetuned:
+    config = job.config
+    with jax.set_mesh(mesh):
         out = output_folder.Folder(output, config, job.source, job.examples)
         distributed.check_shared(out.path / output_folder.CONFIG, "output")
         num_rows = job.train_batches.num_rows

@@ -236,9 +236,9 @@ def lines_before(path: str, position: int) -> int:
 def expand(pattern: str, is_known: Callable[[str], bool]) -> list[str]:
     """Returns the files that match a path, folder or glob, sorted.
 
-    A folder matches those of its files for which `is_known` is true. Local folders are searched at
-    any depth, remote folders only at their top level, because epath lists buckets level by level.
-    Raises UserError if no file matches.
+    A folder matches those of its files for which `is_known` is true; the others are told on stderr.
+    Local folders are searched at any depth, remote folders only at their top level, because epath
+    lists buckets level by level. Raises UserError if no file matches.
     """
     folder = paths.of(pattern).is_dir()
     if "://" in pattern:
@@ -249,7 +249,14 @@ def expand(pattern: str, is_known: Callable[[str], bool]) -> list[str]:
         matches = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
     names = [name for name in matches if not epath.Path(name).is_dir()]
     if folder:
+        unknown = sorted(name for name in names if not is_known(name))
         names = [name for name in names if is_known(name)]
+        if names and unknown:
+            listed = errors.several([os.path.relpath(name, pattern) for name in unknown])
+            errors.tell(
+                f"{pattern}: left out {errors.count(len(unknown), 'file')} whose suffix is no "
+                f"known format: {listed}; to read such files, give a glob and --format"
+            )
     if not names:
         reason = "no file with a known suffix in this folder" if folder else "no such file"
         raise errors.UserError(f"{pattern}: {reason}")

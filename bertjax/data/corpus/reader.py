@@ -17,7 +17,7 @@ or globs. A `text_template` composes a document from several fields (see `templa
 
 A `Source` is a small object. `split` divides it into parts that other processes can read; together
 the parts yield each document exactly once. Bad input raises UserError with the file and the line;
-with on_error="skip" bad input is skipped and counted.
+with on_error="skip" it is skipped and counted, and the first case of each kind is told on stderr.
 """
 
 import collections
@@ -25,7 +25,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from bertjax import errors
 from bertjax.data.corpus import builtin, corpus_files, indexed, parquet, tables, templates
@@ -45,6 +45,7 @@ SUFFIXES = {
 FILE_FORMATS = ("txt", "jsonl", "arrayrecord", "arrayrecord_jsonl", "parquet", *tables.FORMATS)
 TEXT_SPLITS = ("file", "blank")
 ON_ERROR = ("stop", "skip")
+UNREADABLE = "unreadable or empty files"
 
 # A compressed file cannot be read from the middle. Therefore each of its n parts reads the whole
 # file and keeps every n-th document. Decompressing is many times faster than tokenising, so a few
@@ -106,7 +107,7 @@ def find(
             for path in corpus_files.expand(pattern, lambda path: bool(known_format(path))):
                 kind = _format_of(path) if format == "auto" else format
                 template.check_has_fields(path, kind)
-                with _guard(on_error, skipped, "unreadable or empty files"):
+                with _guard(on_error, skipped, UNREADABLE):
                     sources[path] = _source(path, kind, template)
     if not sources:
         raise errors.UserError(f"--input={','.join(inputs)}: nothing can be read")
@@ -171,7 +172,7 @@ def documents(
     """Yields the documents of one source (or part), in order. Holds one at a time in memory.
 
     text_field: the field of a JSON line, JSON record or TFDS example, or the column of a table,
-        that is the document. A row of a Parquet file without a value is an empty document.
+        that is the document. A null is an empty document.
     text_template: several fields with text between them, as in "{title}\n{text}"; "": text_field.
     text_split: a document in plain text is a whole file ("file") or ends at a blank line ("blank").
     on_error: "stop" raises UserError at bad input; "skip" skips it and counts it in `skipped`.
@@ -217,20 +218,26 @@ def read(
 
 
 @contextlib.contextmanager
-def _guard(
-    on_error: str, skipped: collections.Counter[str] | None, name: str
-) -> Iterator[None]:
+def _guard(on_error: str, skipped: collections.Counter[str] | None, name: str) -> Iterator[None]:
     """Suppresses a UserError in the body of the `with` statement, unless on_error is "stop".
 
-    Counts it in `skipped` under `name`.
+    Counts it in `skipped` under `name`, and tells the first one.
     """
     try:
         yield
-    except errors.UserError:
+    except errors.UserError as error:
         if on_error == "stop":
-            raise
+            raise errors.UserError(f"{error}; or leave it out with --on_error=skip") from error
         if skipped is not None:
+            if not skipped[name]:
+                errors.tell(f"skipped: {error}")
             skipped[name] += 1
+
+
+def described(skipped: Mapping[str, int]) -> str:
+    """Returns "3 bad rows, 1 empty document" for {"bad rows": 3, "empty documents": 1}."""
+    cases = ((reason.removesuffix("s"), count) for reason, count in skipped.items() if count)
+    return ", ".join(errors.count(count, reason) for reason, count in cases)
 
 
 def _read_builtin(source: Source) -> Iterator[templates.Document]:
@@ -269,7 +276,7 @@ def _read_blocks(source: Source, guard: corpus_files.Guard) -> Iterator[template
         elif block:
             text = None
             if blocks % parts == turn:
-                with guard("documents that are not UTF-8"):
+                with guard("non-UTF-8 documents"):
                     data = b"".join(block).rstrip(b"\r\n")
                     text = corpus_files.decoded(data, functools.partial(_place, source), first)
             blocks, block = blocks + 1, []
@@ -280,7 +287,7 @@ def _read_blocks(source: Source, guard: corpus_files.Guard) -> Iterator[template
 
 def _read_file(source: Source, guard: corpus_files.Guard) -> Iterator[templates.Document]:
     text = None
-    with guard("unreadable files"), corpus_files.opened(source.path) as (file, _):
+    with guard(UNREADABLE), corpus_files.opened(source.path) as (file, _):
         data = file.read(corpus_files.MAX_DOCUMENT + 1)
         corpus_files.check_document(len(data), lambda: source.path)
         text = corpus_files.decoded(data, functools.partial(_place, source), 0)
@@ -298,7 +305,7 @@ def _read_parquet(
         with guard("bad rows"):
             place = functools.partial(_row_place, source, index)
             done = source.size * (index + 1 - start) // (stop - start)
-            document = template.document(record, done, place, nullable=True)
+            document = template.document(record, done, place)
             corpus_files.check_document(len(document.text), place)
         if document is not None:
             yield document
@@ -309,7 +316,7 @@ def _read_table(
 ) -> Iterator[templates.Document]:
     turn, parts = source.stride
     names: tuple[str, ...] = ()
-    with guard("unreadable files"):
+    with guard(UNREADABLE):
         names = tables.checked_columns(source.path, source.format, template)
     lines = tables.decoded(_lines(source, guard))
     rows = tables.rows(lines, source.format) if names else iter(())
@@ -350,8 +357,10 @@ def _read_records(
 
 def _lines(source: Source, guard: corpus_files.Guard) -> Iterator[tuple[int, bytes, int]]:
     """Yields (line number in this part, from 0; line; bytes of the part read so far)."""
-    done, parts = 0, source.stride[1]
-    with guard("unreadable files"), corpus_files.opened(source.path) as (file, raw):
+    done, (turn, parts) = 0, source.stride
+    if turn:  # the first part, which reads the same bytes, counts the file if it is damaged
+        guard = functools.partial(_guard, "skip", None)
+    with guard(UNREADABLE), corpus_files.opened(source.path) as (file, raw):
         if source.start:
             file.seek(source.start)
         place = functools.partial(_place, source)

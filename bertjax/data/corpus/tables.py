@@ -78,6 +78,9 @@ def _quoted(lines: Iterable[tuple[int, str, int]]) -> Iterator[Row]:
             return
         except csv.Error as error:  # the parser continues with the next line
             problem = str(error)
+            if "unexpected end of data" in problem:
+                count = errors.count(len(numbers), "line")
+                problem = f"a quote is never closed, so the rest of the file, {count}, is one row"
         yield Row(numbers[0], cells, problem, done)
 
 
@@ -113,12 +116,12 @@ def record(row: Row, names: Sequence[str], place: Callable[[], str]) -> dict[str
     """
     if row.problem:
         raise errors.UserError(
-            f"{place()}: not valid CSV ({row.problem}); correct it, or pass --on_error=skip"
+            f"{place()}: not valid CSV ({row.problem}); correct it"
         )
     if len(row.cells) != len(names):
         raise errors.UserError(
             f"{place()}: the number of cells is {len(row.cells)}, but the header has {len(names)}; "
-            "correct it, or pass --on_error=skip"
+            "correct it"
         )
     return dict(zip(names, map(_cell, row.cells), strict=True))
 

@@ -57,34 +57,26 @@ class Template:
         extra = {self.language_field} - {"", *self.fields}
         return (*self.fields, *extra)
 
-    def text_of(
-        self, record: Mapping[str, Any], place: Callable[[], str], *, nullable: bool = False
-    ) -> str:
-        """Returns the text of a record. Raises UserError if a field is missing or is not text.
+    def text_of(self, record: Mapping[str, Any], place: Callable[[], str]) -> str:
+        """Returns the text of a record, in which None is empty text.
 
-        place: returns the place of the record for the message. nullable: whether a field may be
-        None even if the template has only this one; the fields of longer templates always may.
+        place: returns the place of the record for the message. Raises UserError if a field is
+        missing or is neither text nor None.
         """
-        nullable = nullable or self.flag == "--text_template"
-        texts = [self._field(record, name, place, nullable) for name in self.fields]
+        texts = [self._field(record, name, place) for name in self.fields]
         if not any(texts):
             return ""
         pieces = zip(texts, self.literals[1:], strict=True)
         return self.literals[0] + "".join(text + literal for text, literal in pieces)
 
     def document(
-        self,
-        record: Mapping[str, Any],
-        position: int,
-        place: Callable[[], str],
-        *,
-        nullable: bool = False,
+        self, record: Mapping[str, Any], position: int, place: Callable[[], str]
     ) -> Document:
         """Returns the text of a record with its language. Raises UserError as `text_of` does."""
-        text = self.text_of(record, place, nullable=nullable)
+        text = self.text_of(record, place)
         if not self.language_field:
             return Document(text, position)
-        return Document(text, position, self._field(record, self.language_field, place, True))
+        return Document(text, position, self._field(record, self.language_field, place))
 
     def check_has_fields(self, path: str, form: str) -> None:
         """Raises UserError if a language field is to be read but the format has no fields."""
@@ -99,13 +91,11 @@ class Template:
         try:
             record = json.loads(line.decode("utf-8"))
         except UnicodeDecodeError as error:
-            raise errors.UserError(
-                f"{place()}: is not UTF-8; convert the file to UTF-8"
-            ) from error
+            raise errors.UserError(f"{place()}: is not UTF-8; convert the file to UTF-8") from error
         except (ValueError, RecursionError) as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else error
             raise errors.UserError(
-                f"{place()}: not valid JSON ({reason}); correct it, or pass --on_error=skip"
+                f"{place()}: not valid JSON ({reason}); correct it"
             ) from error
         if not isinstance(record, dict):
             kind = type(record).__name__
@@ -115,6 +105,8 @@ class Template:
     def check_columns(self, path: str, columns: tuple[str, ...]) -> None:
         """Raises UserError unless each field is the name of exactly one of a table's columns."""
         for name in self.columns:
+            if len(columns) == 1 and name not in columns:
+                _check_separator(path, columns[0])
             if name not in columns:
                 listed = ", ".join(columns)[:200] or "none"
                 raise errors.UserError(
@@ -134,16 +126,14 @@ class Template:
             return "correct --text_template"
         return "give one of them as --text_field"
 
-    def _field(
-        self, record: Mapping[str, Any], name: str, place: Callable[[], str], nullable: bool
-    ) -> str:
+    def _field(self, record: Mapping[str, Any], name: str, place: Callable[[], str]) -> str:
         if name not in record:
             listed = ", ".join(record) or "none"
             raise errors.UserError(
                 f"{place()}: has no field {name!r} (its fields: {listed}); {self.advice(name)}"
             )
         text = record[name]
-        if text is None and nullable:
+        if text is None:
             return ""
         if isinstance(text, bytes):
             return corpus_files.decoded(text, lambda _: place(), 0)
@@ -157,6 +147,16 @@ class Template:
             except UnicodeEncodeError as error:
                 raise errors.UserError(f"{place()}: contains an unpaired surrogate") from error
         return text
+
+
+def _check_separator(path: str, header: str) -> None:
+    """Raises UserError if the only column's name looks like several names."""
+    if "\t" in header:
+        raise errors.UserError(f"{path}: its columns are separated by tabs; pass --format=tsv")
+    if ";" in header:
+        raise errors.UserError(
+            f"{path}: its columns are separated by semicolons; convert the file to commas or tabs"
+        )
 
 
 def of(text_field: str, text_template: str, language_field: str = "") -> Template:

@@ -6,7 +6,6 @@ call reuses them only if the plan and the text are the same and the files are un
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,30 +23,20 @@ _SECOND = 10**9  # nanoseconds
 
 @contextlib.contextmanager
 def locked(output: str) -> Iterator[None]:
-    """Locks a local folder while its data is prepared. If the process dies, the lock is released.
+    """Locks a local folder while its data is prepared, see `files.locked`.
 
-    Raises UserError if another process holds the lock. Removes partial files at the start and at
-    the end. Remote folders are not locked.
+    Removes partial files at the start and at the end. Without a lock, at worst two calls write the
+    same files.
     """
     if "://" in output:
         yield
         return
-    handle = os.open(output, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise errors.UserError(
-            f"{output}: another process is writing prepared data to it"
-        ) from error
-    except OSError:
-        pass  # this file system has no locks: at worst, two calls write the same files
-    try:
-        _remove_partials(output)
-        yield
-    finally:
-        _remove_partials(output)
-        os.close(handle)
+    with files.locked(output, "another process is writing prepared data to it"):
+        try:
+            _remove_partials(output)
+            yield
+        finally:
+            _remove_partials(output)
 
 
 def _remove_partials(output: str) -> None:

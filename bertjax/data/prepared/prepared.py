@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertjax import errors, html_tables
+from bertjax.data.corpus import reader
 from bertjax.data.prepared import beam as beam_lib
 from bertjax.data.prepared import filters as filters_lib
 from bertjax.data.prepared import parallel, store
@@ -27,7 +28,7 @@ class Prepared:
     documents, sentences, tokens: of both splits. heldout_documents, heldout_tokens: of the held-out
     split. unknown: the share of the tokens that are unknown to the tokenizer. text_bytes: bytes of
     the documents that no filter dropped. filtered: {reason: (documents, bytes) that were dropped}.
-    skipped: {reason: number of documents that were left out}. manifest: all facts, as in the
+    skipped: {reason: number of cases that were left out}. manifest: all facts, as in the
     folder's manifest.json.
     """
 
@@ -62,8 +63,7 @@ class Prepared:
             ("filtered", f"{reason}: {errors.count(documents, 'document')}, {size / 1e6:,.1f} MB")
             for reason, (documents, size) in self.filtered.items()
         ]
-        left_out = ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.items())
-        return rows + ([("left out", left_out)] if left_out else [])
+        return rows + ([("left out", reader.described(self.skipped))] if self.skipped else [])
 
     def warnings(self) -> list[str]:
         """Returns what is suspicious about the data."""

@@ -33,7 +33,7 @@ class Trained:
 
     already_present: whether the folder contained this tokenizer before. documents, text_bytes,
     num_sources: the text that was read; 0 for the kind "bytes". sampled_from: the bytes of the
-    whole input, if only parts of it were read, else 0. skipped: {reason: number of documents}.
+    whole input, if only parts of it were read, else 0. skipped: {reason: number of cases}.
     example: a short text, for instance of the input.
     """
 
@@ -55,8 +55,8 @@ class Trained:
             sources = errors.count(self.num_sources, "source")
             rows.append(("read", f"{errors.count(self.documents, 'document')}, "
                                  f"{self.text_bytes:,} bytes of {sources}{spread}"))  # fmt: skip
-        skipped = sorted(self.skipped.items())
-        rows += [("skipped", f"{count:,} {reason}") for reason, count in skipped]
+        if self.skipped:
+            rows.append(("left out", reader.described(self.skipped)))
         present = " (already present)" if self.already_present else ""
         return [
             *rows,
@@ -161,7 +161,7 @@ class Sample:
     """The texts to train on: the whole input, or parts spread evenly over it.
 
     Can be iterated repeatedly. documents, bytes: the size of the text in the last pass. example:
-    the beginning of the first text. size: bytes of the whole input. skipped: {reason: documents}.
+    the beginning of the first text. size: bytes of the whole input. skipped: {reason: cases}.
 
     limit: bytes of text to read. options: text_field, text_template and on_error.
     """
@@ -176,8 +176,8 @@ class Sample:
     ):
         if limit < 1:
             raise errors.UserError(f"--max_bytes={limit}: must be 1 or more")
-        self.skipped: collections.Counter[str] = collections.Counter()
-        sources = reader.find(inputs, format=format, skipped=self.skipped, **options)
+        self._skipped_files: collections.Counter[str] = collections.Counter()
+        sources = reader.find(inputs, format=format, skipped=self._skipped_files, **options)
         self.size, self.num_sources = sum(source.size for source in sources), len(sources)
         unit_bytes = max(1, min(_UNIT_BYTES, limit // 64))
         units = (
@@ -194,11 +194,12 @@ class Sample:
         self.limit = limit
         self._inputs, self._options = inputs, {**options, "text_split": text_split}
         self.documents = self.bytes = 0
+        self.skipped = self._skipped_files.copy()
         self.example = ""
 
     def __iter__(self) -> Iterator[str]:
         self.documents = self.bytes = 0
-        self.skipped.clear()
+        self.skipped = self._skipped_files.copy()
         for i, unit in enumerate(self._units, start=1):
             yield from self._texts(unit, self.limit * i // len(self._units))
         if not self.bytes:
@@ -210,6 +211,9 @@ class Sample:
             if self.bytes >= budget:
                 return
             text = text[: budget - self.bytes]
+            if not text or text.isspace():
+                self.skipped["empty documents"] += 1
+                continue
             self.documents += 1
             self.bytes += len(text.encode("utf-8", "replace"))
             self.example = self.example or " ".join(text[:_EXAMPLE_LENGTH].split())

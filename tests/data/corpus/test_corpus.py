@@ -172,7 +172,6 @@ BAD_LINES = {
     b'{"text": "cut off\n': "not valid JSON",
     b'{"body": "x", "id": 1}\n': "has no field 'text' (its fields: body, id)",
     b'{"text": 3}\n': "field 'text' must be a string, but is 3",
-    b'{"text": null}\n': "field 'text' must be a string, but is None",
     b'["text"]\n': "is a JSON list",
     b'{"text": "caf\xe9"}\n': "is not UTF-8",
     b'{"text": "\\ud800"}\n': "contains an unpaired surrogate",
@@ -182,16 +181,44 @@ BAD_LINES = {
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
 @pytest.mark.parametrize("bad", BAD_LINES)
-def test_a_bad_line_is_named_with_its_file_and_number_or_skipped(tmp_path, bad, ending):
+def test_a_bad_line_is_named_with_its_file_and_number_or_skipped(tmp_path, bad, ending, capsys):
     path = _write(tmp_path / f"a.jsonl{ending}", GOOD * 5 + bad + GOOD * 2)
     sources = reader.find([path])
     with pytest.raises(errors.UserError) as caught:
         _texts(sources)
     assert f"{path} line 6: {BAD_LINES[bad]}" in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("; or leave it out with --on_error=skip")
     skipped = collections.Counter()
     assert _texts(sources, on_error="skip", skipped=skipped) == ["good"] * 7
-    assert skipped == {"bad JSON lines": 1}
+    assert skipped == {"bad JSON lines": 1} and reader.described(skipped) == "1 bad JSON line"
+    assert f"bertjax: skipped: {path} line 6: {BAD_LINES[bad]}" in capsys.readouterr().err
+
+
+def test_a_null_is_an_empty_document(tmp_path):
+    path = _write(tmp_path / "a.jsonl", GOOD + b'{"text": null}\n' + GOOD)
+    assert _texts(reader.find([path])) == ["good", "", "good"]
+
+
+def test_files_of_a_folder_that_are_not_read_are_told(tmp_path, capsys):
+    _write(tmp_path / "a.jsonl", GOOD)
+    for name in ("wiki_00", "wiki_01.bz2"):
+        _write(tmp_path / name, GOOD)
+    assert len(reader.find([os.fspath(tmp_path)])) == 1
+    told = capsys.readouterr().err
+    assert "left out 2 files whose suffix is no known format: wiki_00, wiki_01.bz2; to read" in told
+    assert len(reader.find([f"{tmp_path}/wiki_0*"], format="jsonl")) == 2
+    assert not capsys.readouterr().err
+
+
+def test_a_damaged_file_that_is_read_in_parts_counts_once(tmp_path):
+    path = pathlib.Path(_write(tmp_path / "a.jsonl.gz", _jsonl(TEXTS)))
+    path.write_bytes(path.read_bytes()[:-40])
+    (source,) = reader.find([os.fspath(path)])
+    parts = reader.split(source, source.size // 3)
+    skipped = collections.Counter()
+    assert len(parts) > 2 and _texts(parts, on_error="skip", skipped=skipped)
+    assert skipped == {"unreadable or empty files": 1}
 
 
 def test_the_line_number_counts_from_the_top_of_the_file_in_every_part(tmp_path):
@@ -227,7 +254,7 @@ def test_a_truncated_or_foreign_compressed_file_is_named_or_skipped(tmp_path, na
             _texts(sources, text_split=text_split)
         skipped = collections.Counter()
         _texts(sources, text_split=text_split, on_error="skip", skipped=skipped)
-        assert skipped["unreadable files"] == 1
+        assert skipped["unreadable or empty files"] == 1
 
 
 def test_empty_missing_and_unreadable_files(tmp_path):

@@ -238,7 +238,7 @@ def test_a_file_that_goes_away_is_named_or_skipped(tmp_path):
         _texts(sources)
     skipped = collections.Counter()
     assert _texts(sources, on_error="skip", skipped=skipped) == []
-    assert skipped == {"unreadable files": 1}
+    assert skipped == {"unreadable or empty files": 1}
 
 
 def test_no_damage_of_a_file_is_more_than_one_line(tmp_path):

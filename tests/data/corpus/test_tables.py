@@ -106,7 +106,9 @@ def test_bytes_that_are_not_utf8_in_another_column_do_not_matter(tmp_path):
         (b"title,body\nA,b\n", r": has no column 'text' \(its columns: title, body\); give one"),
         (b"text,text\nA,b\n", ": has the column 'text' twice"),
         (b"\ntext\n", " line 1: is blank; the first line must name the columns"),
-        (b'"text,\n', " line 1: unexpected end of data; the first line must name the columns"),
+        (b'"text,\n', " line 1: a quote is never closed, so the rest of the file, 1 line, is one"),
+        (b"title;text\nA;b\n", ": its columns are separated by semicolons; convert"),
+        (b"title\ttext\nA\tb\n", ": its columns are separated by tabs; pass --format=tsv"),
         (b"", ": the file is empty"),
     ],
 )
@@ -121,7 +123,7 @@ def test_a_header_without_the_column_is_named_or_skipped(tmp_path, content, mess
 
 def test_an_open_quote_at_the_end_is_named(tmp_path):
     path = _write(tmp_path / "a.csv", b'text,n\none,1\n"two,2\nthree,3\n')
-    with pytest.raises(errors.UserError, match=r"a\.csv line 3: not valid CSV \(unexpected end"):
+    with pytest.raises(errors.UserError, match=r"a\.csv line 3: .* the rest of the file, 2 lines,"):
         _texts(reader.find([path]))
 
 

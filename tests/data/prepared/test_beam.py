@@ -80,7 +80,7 @@ def test_the_command_names_bad_input(tmp_path, corpus_path, tok_path, capfd, mon
     error = [line for line in capfd.readouterr().err.splitlines() if "error" in line]
     assert error == [
         f"bertjax: error: {corpus_path} line 251: has no field 'text' (its fields: title); "
-        "give one of them as --text_field"
+        "give one of them as --text_field; or leave it out with --on_error=skip"
     ]
 
 

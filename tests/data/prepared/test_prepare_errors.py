@@ -109,7 +109,7 @@ def test_the_command_fails_in_one_line(tmp_path, corpus_path, tok_path):
     assert header.startswith("prepare\nreads ")
     assert error == (
         f"error: {corpus_path} line 2: has no field 'text' (its fields: title); "
-        "give one of them as --text_field\n"
+        "give one of them as --text_field; or leave it out with --on_error=skip\n"
     )
 
 

@@ -50,5 +50,5 @@ def test_the_command_says_that_line_breaks_are_lost(tmp_path, capsys):
         out = os.fspath(tmp_path / f"{kind}-{splitter}")
         flags = [f"--input={tmp_path}/a.jsonl", f"--tokenizer={tmp_path / kind}", f"--output={out}"]
         assert __main__.main(["prepare", *flags, f"--splitter={splitter}", "--workers=1"]) == 0
-        said[kind, splitter] = "--splitter=none keeps them" in capsys.readouterr().out
+        said[kind, splitter] = "--splitter=none keeps them" in capsys.readouterr().err
     assert said == {("bpe", "rules"): True, ("bpe", "none"): False, ("wordpiece", "rules"): False}
