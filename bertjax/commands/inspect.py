@@ -1,4 +1,4 @@
-"""Show the contents of a run, a checkpoint, an artifact, a Hugging Face folder or prepared data.
+"""Show the contents of a run, a checkpoint, a model, prepared data or a tokenizer.
 
 Example:
   bertjax inspect run/
@@ -6,16 +6,18 @@ Example:
   bertjax inspect run/ --report
   bertjax inspect run-a/ run-b/ --compare --report=comparison.html
   bertjax inspect prepared/
+  bertjax inspect tokenizer/
 
 For a model, prints config, step, table of parameters, tokenizer and data; for a fine-tuned model
-also its task and labels. --plot draws the learning curves of a run. --report writes one HTML page
-about a pretraining run or the output folder of fine-tuning, of a sweep or of a suite: scores,
-curves, predictions, data, config, command and environment. The page loads nothing from elsewhere.
---compare shows several runs of one kind side by side: the config keys that differ, the final
-scores and, with --report, the curves.
+also its task and labels; for a tokenizer its special tokens and an example. --plot draws the
+learning curves of a run. --report writes one HTML page about a pretraining run or the output folder
+of fine-tuning, of a sweep or of a suite: scores, curves, predictions, data, config, command and
+environment. The page loads nothing from elsewhere. --compare shows several runs of one kind side by
+side: the config keys that differ, the final scores and, with --report, the curves.
 """
 
 import argparse
+import dataclasses
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +28,7 @@ import numpy as np
 from bertjax import errors, files, paths, plot, run_log, workdir
 from bertjax.artifact import artifact, loading
 from bertjax.data.prepared import manifest as manifest_lib
+from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.finetuning import pages, report_page
 from bertjax.reporting import comparison, contents, pretraining
 from bertjax.runtime import backend
@@ -33,12 +36,14 @@ from bertjax.runtime import backend
 _LABEL = 12  # width of the column of labels
 _WIDTH = 100
 _COMPARISON = "comparison.html"
+_EXAMPLE = "Jos\u00e9's 2 caf\u00e9s cost $3.50, unbelievably."  # shows how a tokenizer splits text
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument(
-        "path", nargs="+", help="run, checkpoint, artifact, Hugging Face folder or data"
+        "path", nargs="+",
+        help="run, checkpoint, artifact, Hugging Face folder, prepared data or tokenizer",
     )
     parser.add_argument(
         "--plot",
@@ -78,10 +83,7 @@ def run(flags: argparse.Namespace) -> None:
         print(f"report in {_write_report(path, flags.report)}")
     if flags.plot is not None or flags.report is not None:
         return
-    if (paths.of(path) / manifest_lib.FILE).exists():
-        print("\n".join(_data_lines(path)))
-    else:
-        print("\n".join(_model_lines(path)))
+    print("\n".join(_lines(path)))
 
 
 def _write_report(path: str, file: str) -> str:
@@ -132,8 +134,32 @@ def draw(path: str, file: str = "") -> str:
     return file
 
 
-def _model_lines(path: str) -> Iterable[str]:
-    place = loading.find(path)
+def _lines(path: str) -> Iterable[str]:
+    if (paths.of(path) / manifest_lib.FILE).exists():
+        return _data_lines(path)
+    try:
+        place = loading.find(path)
+    except errors.UserError as error:
+        if not paths.of(path).exists():
+            raise
+        try:
+            return _tokenizer_lines(path, tokenizer_lib.load(path))
+        except errors.UserError:
+            raise errors.UserError(f"{error}, or prepared data or a tokenizer") from error
+    return _model_lines(path, place)
+
+
+def _tokenizer_lines(path: str, tokenizer: tokenizer_lib.Tokenizer) -> Iterable[str]:
+    yield f"{path}: tokenizer"
+    yield _tokenizer_line(tokenizer.kind, tokenizer.size, tokenizer.fingerprint)
+    roles = dataclasses.asdict(tokenizer.specials)
+    specials = (f"{role} {tokenizer.readable([i])[0]}={i}" for role, i in roles.items() if i >= 0)
+    yield from _wrap("specials", specials)
+    yield _line("example", _EXAMPLE)
+    yield from _wrap("", tokenizer.readable(tokenizer.encode(_EXAMPLE)))
+
+
+def _model_lines(path: str, place: loading.Place) -> Iterable[str]:
     model = loading.load(path, with_params=False)
     step = "" if model.step is None else f", step {model.step:,}"
     yield f"{path}: {model.origin}{step}"

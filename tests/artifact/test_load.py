@@ -302,6 +302,17 @@ def test_inspect_prepared_data(tmp_path, capsys):
         assert words in out
 
 
+def test_inspect_a_tokenizer(tmp_path, capsys):
+    tiny_model.tokenizer("bpe").save(tmp_path / "tok")
+    code, out, _ = _command(capsys, "inspect", tmp_path / "tok")
+    assert code == 0
+    for words in ("tok: tokenizer", "bpe, 280 pieces", "mask <mask>=4", "example     Jos\u00e9"):
+        assert words in out
+    (tmp_path / "empty").mkdir()
+    code, _, err = _command(capsys, "inspect", tmp_path / "empty")
+    assert code == 2 and "contains no model" in err and "or prepared data or a tokenizer" in err
+
+
 def test_a_remote_model_is_described_by_the_header_of_its_weights(models, tmp_path, monkeypatch):
     artifact.write(models[3], tmp_path / "model")
     bucket = buckets.install(monkeypatch)
