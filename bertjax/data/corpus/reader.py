@@ -357,9 +357,7 @@ def _read_records(
 
 def _lines(source: Source, guard: corpus_files.Guard) -> Iterator[tuple[int, bytes, int]]:
     """Yields (line number in this part, from 0; line; bytes of the part read so far)."""
-    done, (turn, parts) = 0, source.stride
-    if turn:  # the first part, which reads the same bytes, counts the file if it is damaged
-        guard = functools.partial(_guard, "skip", None)
+    done, parts = 0, source.stride[1]
     with guard(UNREADABLE), corpus_files.opened(source.path) as (file, raw):
         if source.start:
             file.seek(source.start)

@@ -211,16 +211,6 @@ def test_files_of_a_folder_that_are_not_read_are_told(tmp_path, capsys):
     assert not capsys.readouterr().err
 
 
-def test_a_damaged_file_that_is_read_in_parts_counts_once(tmp_path):
-    path = pathlib.Path(_write(tmp_path / "a.jsonl.gz", _jsonl(TEXTS)))
-    path.write_bytes(path.read_bytes()[:-40])
-    (source,) = reader.find([os.fspath(path)])
-    parts = reader.split(source, source.size // 3)
-    skipped = collections.Counter()
-    assert len(parts) > 2 and _texts(parts, on_error="skip", skipped=skipped)
-    assert skipped == {"unreadable or empty files": 1}
-
-
 def test_the_line_number_counts_from_the_top_of_the_file_in_every_part(tmp_path):
     path = _write(tmp_path / "a.jsonl", GOOD * 40 + b"oops\n" + GOOD * 40)
     (source,) = reader.find([path])
