@@ -333,7 +333,9 @@ def test_a_student_is_scored_without_its_teacher():
     run = config.default("distilbert", "base", "distillation")
     run.objective.update(mask_rate=0.2, teacher="gone/")
     student = artifact.Artifact("distilbert", dict(run.model), None, None, config=run.to_dict())
-    flags = argparse.Namespace(length=32, batch_size=8, max_samples=5, mask_rate=None)
+    flags = argparse.Namespace(
+        model="student/", length=32, batch_size=8, max_samples=5, mask_rate=None
+    )
     found = evaluate._config(student, flags)
     config.validate(found)
     assert (found.objective.name, found.objective.mask_rate) == ("mlm", 0.2)
