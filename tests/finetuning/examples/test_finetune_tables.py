@@ -91,7 +91,7 @@ def test_csv_has_quotes_and_gives_the_same_examples(tmp_path):
         ("text,label\nA, b,x\n", ":2: the number of cells is 3, but the header has 2; commas "
          "separate cells, so a text with a comma must be quoted"),
         ('text,label\nA,x\n"B" b,x\n', ":3: not valid CSV ("),
-        ('text,label\n"A,x\n', ":2: not valid CSV (a quote is never closed, so the rest of the file"),
+        ('text,label\n"A,x\n', ":2: not valid CSV (a quote is never closed, so the rest of"),
         ("text,text\nA,x\n", ":1: the header has column 'text' twice"),
         ("text,label\nA,x\n,\n", ":3: the text of 'text' is empty"),
         ("title,label\nA,x\n", ":2: has no column 'sentence'; its columns are 'title', 'label'"),
