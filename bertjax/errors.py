@@ -145,15 +145,22 @@ def short(value: object) -> str:
     return repr(text) if isinstance(value, str) else text
 
 
-def file_to_write(flag: str, path: str | None) -> None:
+def file_to_write(flag: str, path: str | None, **read: str | None) -> None:
     """Raises UserError if `path`, the value of --FLAG, is a folder or its folder does not exist.
 
     Call it before the work starts, so that the work is not lost to this error.
+
+    read: the values of other flags, by name, that are read. It is an error if `path` is one of
+    these files, which would be lost.
     """
     if path and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
         raise UserError(f"--{flag}={path}: the parent folder does not exist; create it first")
     if path and os.path.isdir(path):
         raise UserError(f"--{flag}={path}: is a folder; give the name of a file")
+    for other, read_path in read.items():
+        if path and read_path and os.path.exists(path) and os.path.exists(read_path):
+            if os.path.samefile(path, read_path):
+                raise UserError(f"--{flag}={path}: is the file of --{other}; give another name")
 
 
 def check(ok: bool, key: str, value: object, allowed: str) -> None:

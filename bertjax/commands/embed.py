@@ -61,7 +61,7 @@ def run(flags: argparse.Namespace) -> None:
     """Writes the file and prints what it contains."""
     if flags.batch_size < 1:
         raise errors.UserError(f"--batch_size={flags.batch_size}: must be 1 or more")
-    errors.file_to_write("output", flags.output)
+    errors.file_to_write("output", flags.output, data=flags.data)
     output = vector_files.check_name(flags.output)
     next(iter(_texts(flags.data, flags.text_column)))  # so that bad data is reported first
     backend.configure(flags.dtype)

@@ -99,8 +99,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: argparse.Namespace) -> None:
     """Scores the model and prints the numbers as a table; writes them to --json if it is given."""
-    errors.file_to_write("json", flags.json)
-    errors.file_to_write("output", flags.output)
+    read = {"data": flags.data, "run": flags.run, "shots_from": flags.shots_from}
+    errors.file_to_write("json", flags.json, **read)
+    errors.file_to_write("output", flags.output, **read)
     if flags.shots is not None:
         _write(flags, _few_shot(flags))
         return

@@ -123,6 +123,13 @@ def run(flags: argparse.Namespace) -> None:
         "data.label_column": flags.label_column,
     }
     values = {key: str(value) for key, value in flag_values.items() if value is not None}
+    given = values | {f"data.{split}": getattr(flags, split) for split in FILES}
+    for key, value in given.items():
+        if value is not None and flags.overrides.get(key, value) != value:
+            raise errors.UserError(
+                f"--config.{key}={flags.overrides[key]}: another flag gives {value} for this key; "
+                "remove one of them"
+            )
     values |= trackers.overrides(flags) | flags.overrides
     if flags.suite:
         _suite(flags, values)

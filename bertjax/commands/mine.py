@@ -58,7 +58,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: argparse.Namespace) -> None:
     """Writes the pairs with their hard negatives, and prints how many were found."""
-    errors.file_to_write("output", flags.output)
+    errors.file_to_write("output", flags.output, data=flags.data, corpus=flags.corpus)
     if corpus_files.suffix(flags.output) != ".jsonl":
         raise errors.UserError(f"--output={flags.output}: must end in .jsonl")
     if flags.corpus_column and not flags.corpus:
@@ -66,9 +66,12 @@ def run(flags: argparse.Namespace) -> None:
     fields = [field.name for field in dataclasses.fields(mining.Options)]
     options = mining.Options(**{name: getattr(flags, name) for name in fields})
     task = tasks.with_columns(tasks.find("embeddings"), [flags.data], flags.text_column or "", "")
-    pairs = [example.texts[:2] for example in tasks.read(task, flags.data, "train")]
+    examples = tasks.read(task, flags.data, "train")
+    pairs = [example.texts[:2] for example in examples]
     if len(pairs[0]) < 2:
         raise errors.UserError(f"--data={flags.data}: has single texts; give pairs that match")
+    if any(len(example.texts) > 2 for example in examples):
+        errors.tell(f"{flags.data}: its negatives are left out; the output has only mined ones")
     corpus = [pair[1] for pair in pairs]
     if flags.corpus:
         corpus = _corpus(flags.corpus, flags.corpus_column or _CORPUS_COLUMN)

@@ -111,7 +111,7 @@ def run(flags: argparse.Namespace) -> None:
             raise errors.UserError(
                 f"--{name} can only be used with {_flag_list(partners)}, not with --{modes[0]}"
             )
-    errors.file_to_write("output", flags.output)
+    errors.file_to_write("output", flags.output, data=flags.data, run=flags.run)
     if flags.top is not None and flags.top < 1:
         raise errors.UserError(f"--top={flags.top}: must be 1 or more")
     in_collection = flags.data is not None and beir.is_collection(flags.data)

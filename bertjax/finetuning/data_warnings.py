@@ -6,6 +6,7 @@ for line in warnings: print(line)
 
 import collections
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,7 +44,9 @@ def everything(
     """
     train, tokenizer, lengths = examples["train"], task_type.tokenizer, task_type.lengths
     warnings = labels(train, task_type.labels, weigh=task_type.weighs_classes)
-    warnings += quotes(train) + tokens(train, tokenizer) + table(tokenizer, rows)
+    warnings += contradictions(train) if task_type.labels else []
+    warnings += positives_as_negatives(train) + quotes(train)
+    warnings += tokens(train, tokenizer) + table(tokenizer, rows)
     warnings += single_label(train, examples.get("dev", ()))
     for split, split_examples in examples.items():
         warnings += overlap(train, split_examples, split) if split != "train" else []
@@ -89,6 +92,15 @@ def labels(train: Sequence[Example], names: Sequence[str], *, weigh: bool = Fals
             f"{len(absent)} of {len(names)} labels never occur in the {len(train)} examples of "
             f"train and cannot be learned: {listing}"
         )
+    alike = collections.defaultdict(list)
+    for name in sorted(counts):
+        alike[unicodedata.normalize("NFKC", name).casefold()].append(name)
+    pairs = [" and ".join(map(ascii, group)) for group in alike.values() if len(group) > 1]
+    if pairs:
+        result.append(
+            f"labels that differ only in case or in the form of a character: "
+            f"{errors.several(pairs)}: correct them if each should be one label"
+        )
     (common, max_count), (rare, min_count) = counts.most_common()[0], counts.most_common()[-1]
     if max_count > SKEW * min_count:
         result.append(
@@ -97,6 +109,37 @@ def labels(train: Sequence[Example], names: Sequence[str], *, weigh: bool = Fals
             + ", or set --config.kind.class_weights=true" * weigh
         )
     return result
+
+
+def contradictions(train: Sequence[Example]) -> list[str]:
+    """Returns a warning if texts of train occur again with another label.
+
+    Ignores differences in case and whitespace.
+    """
+    first: dict[str, tuple[str, ...]] = {}
+    others = []
+    for example in train:
+        names = tuple(sorted(example.class_names()))
+        if names and first.setdefault(_normalised_text(example), names) != names:
+            others.append(example)
+    if not others:
+        return []
+    return [
+        f"{len(others)} of {len(train)} examples of train have the text of an earlier one and "
+        f"another label, the first at {others[0].where}: correct or remove them"
+    ]
+
+
+def positives_as_negatives(train: Sequence[Example]) -> list[str]:
+    """Returns a warning if a text's positive is one of its negatives, too."""
+    pairs = [e for e in train if isinstance(e, examples_lib.Sentence) and len(e.texts) > 2]
+    wrong = [example for example in pairs if example.texts[1] in example.texts[2:]]
+    if not wrong:
+        return []
+    return [
+        f"{len(wrong)} of {len(train)} examples of train have their positive as a negative, too, "
+        f"the first at {wrong[0].where}: correct or remove them"
+    ]
 
 
 def single_label(train: Sequence[Example], dev: Sequence[Example]) -> list[str]:

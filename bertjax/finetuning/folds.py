@@ -16,7 +16,7 @@ from typing import Any
 import ml_collections
 
 from bertjax import errors, paths
-from bertjax.finetuning import recipe, report, tasks
+from bertjax.finetuning import output_folder, recipe, report, tasks
 
 FOLDER = "folds"  # in the output folder; the folder of fold 1 is folds/1
 
@@ -48,10 +48,15 @@ def finetune(
 ) -> Any:
     """Trains all folds and the final model; returns what `one` returns for the final model.
 
-    one: `run.finetune_once`. Finished folds are not trained again.
+    one: `run.finetune_once`. Finished folds are not trained again. Raises UserError, before
+    anything is trained, if `output` is that of another fine-tuning: fold 1 compares the data.
     """
     check(config)
     count, out = config.data.folds, paths.of(output)
+    if (out / output_folder.CONFIG).exists() and not (out / FOLDER).exists():
+        raise errors.UserError(
+            f"{out} belongs to a fine-tuning without folds; give another --output"
+        )
     fold_reports = []
     others = [s for s in recipe.splits(tasks.find(config.task)) if s not in ("train", "dev")]
     unscored = {f"data.{split}": "" for split in others}  # only the final model is scored on test

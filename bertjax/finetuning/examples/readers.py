@@ -265,21 +265,33 @@ def text(record: Record, name: str, *, empty: bool = False) -> str:
 
 
 def plain(path: str) -> list[tuple[str, str]]:
-    """Returns (where, text) of the non-blank lines. Raises UserError if all are blank."""
-    lines = corpus_files.text_lines(path)
-    pairs = [(f"{path}:{number}", line) for number, line in lines if line.strip()]
-    if not pairs:
+    """Returns (where, text) of the non-blank lines, and tells how many blank lines are between.
+
+    Raises UserError if all lines are blank.
+    """
+    numbered = [(number, line) for number, line in corpus_files.text_lines(path) if line.strip()]
+    if not numbered:
         raise errors.UserError(f"{path}: contains no text")
-    return pairs
+    blank = numbered[-1][0] - len(numbered)
+    if blank:
+        errors.tell(f"{path}: {errors.count(blank, 'blank line')}, left out")
+    return [(f"{path}:{number}", line) for number, line in numbered]
 
 
 def name(record: Record, value: Any) -> str:
-    """Converts a text, integer or boolean to a class name. Raises UserError for other types."""
+    """Converts a text, whole number or boolean to a class name. Raises UserError for other types.
+
+    A whole number may be a float, as in columns in which pandas found a missing value.
+    """
     if isinstance(value, str):
         return value.strip()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if isinstance(value, bool | int):
         return str(value).lower()
-    raise errors.UserError(f"{record.where}: label {value!r:.40} is neither a name nor an integer")
+    raise errors.UserError(
+        f"{record.where}: label {value!r:.40} is neither a name nor a whole number"
+    )
 
 
 def number(record: Record, value: Any) -> float:

@@ -38,7 +38,7 @@ _PROBLEM = "multi_label_classification"  # in config.json of transformers
 class Config:
     """Options of the thresholds."""
 
-    tune_thresholds: bool = True  # choose each label's threshold for its best F1 on dev
+    tune_thresholds: bool = True  # choose the thresholds of labels with 10 dev examples or more
     threshold: float = 0.5  # probability above which a label is predicted, unless tuned
     thresholds: tuple[float, ...] = ()  # one for each label, in order; set by the tuning
 
@@ -248,7 +248,11 @@ class TaskType(base.TaskType):
         """Returns a note that the thresholds were tuned on dev; [] if they were not."""
         if not self.config.tune_thresholds:
             return []
-        return ["The threshold of each label is tuned on dev, so the scores on dev are too high."]
+        return [
+            f"The threshold of each label with {RARE} examples or more on dev is tuned there, so "
+            "the scores on dev are too high. The other labels have the usual threshold, "
+            f"{self.config.threshold:g}."
+        ]
 
     def _targets(self, examples: Sequence[Example]) -> np.ndarray:
         """Returns int32[N, C]: 1 where the example has the label, else 0."""
