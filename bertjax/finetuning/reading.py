@@ -135,7 +135,8 @@ def _examples(
                 suffix += ", all about the same text"
             raise errors.UserError(
                 f"{config.data.train} cannot be split into train and dev: it has "
-                f"{errors.count(len(pool), 'example')}{suffix}; give --dev=FILE"
+                f"{errors.count(len(pool), 'example')}{suffix}; "
+                + ("give more examples" if config.data.folds else "give --dev=FILE")
                 + " (is the label in its own column?)" * bool(labels)
             )
     queries.check_same_form(examples)

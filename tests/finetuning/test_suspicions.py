@@ -61,6 +61,22 @@ def test_a_whole_number_is_a_label_also_as_a_float():
             readers.name(record, value)
 
 
+def test_words_are_not_read_from_csv(root, tmp_path):
+    (tmp_path / "a.csv").write_text("word,tag\nAda,B-PER\n")
+    conf = toy_tasks.config("ner", root / "model", root)
+    conf.data.train = str(tmp_path / "a.csv")
+    with pytest.raises(errors.UserError, match=r"a\.csv: words with tags are not read from \.csv"):
+        run.finetune(conf, tmp_path / "out")
+
+
+def test_too_few_examples_for_folds_are_not_advised_a_dev_file(root, tmp_path):
+    (tmp_path / "a.tsv").write_text("sentence\tlabel\ncat\tcat\n")
+    conf = toy_tasks.config("classification", root / "model", root)
+    conf.data.update(train=str(tmp_path / "a.tsv"), dev="", folds=5)
+    with pytest.raises(errors.UserError, match=r"it has 1 example .*; give more examples"):
+        run.finetune(conf, tmp_path / "out")
+
+
 def test_blank_lines_of_a_text_file_are_told(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("one\n\n  \ntwo\n\n")
     assert [text for _, text in readers.plain(str(tmp_path / "a.txt"))] == ["one", "two"]

@@ -13,6 +13,7 @@ from collections.abc import Collection, Hashable
 from typing import Any, NamedTuple, Self
 
 from bertjax import errors
+from bertjax.data.corpus import corpus_files
 from bertjax.finetuning import task as task_lib
 from bertjax.finetuning.examples import base, conll, readers
 from bertjax.finetuning.examples import columns as columns_lib
@@ -61,6 +62,11 @@ class Words(_Fields, base.Example):
         entities = task.name.startswith("ner")
         if not training and not scored and conll.is_plain(path, entities=entities):
             return [cls.cut(text, where) for where, text in readers.plain(path)]
+        if corpus_files.suffix(path) == ".csv":
+            raise errors.UserError(
+                f"{path}: words with tags are not read from .csv; give columns as in CoNLL "
+                "(.conll, .tsv, .txt), or lists of words and tags (.jsonl, .parquet)"
+            )
         if not readers.has_fields(path):
             return cls.of_conll(path, entities=entities if task.columns.label else None)
         records = base.records(task, path, skipped)
