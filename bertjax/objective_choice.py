@@ -31,11 +31,15 @@ def add_heads(config: ConfigDict) -> None:
     For example, this gives an ALBERT the head for `config.objective.pair` = "nsp". Heads that the
     user has set, which differ from the default of the objective, stay as they are.
     """
-    family, objective = plugins.family(config.family), plugins.objective(config.objective.name)
-    needed = objective.heads(plugins.objective_config(config))
+    family, needed = plugins.family(config.family), needed_heads(config)
     is_default = config.model.heads == _default_heads(family, config.objective.name)
-    if is_default and not set(needed) <= set(config.model.heads):
-        config.model.heads = encoders.heads_for(family.HEADS, needed)
+    if is_default and not needed <= set(config.model.heads):
+        config.model.heads = encoders.heads_for(family.HEADS, tuple(needed))
+
+
+def needed_heads(config: ConfigDict) -> set[str]:
+    """Returns the heads that the objective of `config` uses."""
+    return set(plugins.objective(config.objective.name).heads(plugins.objective_config(config)))
 
 
 def _default_heads(family: protocols.Family, name: str) -> tuple[str, ...]:

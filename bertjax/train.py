@@ -99,7 +99,8 @@ def train_and_evaluate(
     data = training_data.TrainingData(experiment, train_data, vocabulary)
     rows = functools.partial(sharding.local_rows, mesh)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(workdir_lib.locked(workdir))
+        busy = "another process trains in it; wait for it, or give another --workdir"
+        stack.enter_context(workdir_lib.locked(workdir, busy))
         workdir_lib.claim(workdir, identity, tokenizer.save)
         distributed.check_shared(epath.Path(workdir) / workdir_lib.CONFIG)
         stack.enter_context(jax.set_mesh(mesh))

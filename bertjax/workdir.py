@@ -156,13 +156,13 @@ def saved_steps(path: str | os.PathLike) -> list[int]:
 
 
 @contextlib.contextmanager
-def locked(path: str | os.PathLike) -> Iterator[None]:
-    """Locks a local workdir on process 0, and creates it if it is missing; see `files.locked`."""
+def locked(path: str | os.PathLike, problem: str) -> Iterator[None]:
+    """Locks a local folder on process 0, and creates it if it is missing; see `files.locked`."""
     if jax.process_index() != 0:
         yield
         return
     paths.of(path).mkdir(parents=True, exist_ok=True)
-    with files.locked(path, "another process trains in it; wait for it, or give another --workdir"):
+    with files.locked(path, problem):
         yield
 
 

@@ -6,7 +6,7 @@
 import ml_collections
 
 from bertjax import config as config_lib
-from bertjax import errors, plugins
+from bertjax import errors, objective_choice, plugins
 from bertjax.artifact import artifact
 from bertjax.objectives.common import hooks
 
@@ -24,12 +24,9 @@ def of(model: artifact.Artifact, label: str) -> ml_collections.ConfigDict:
     label: the model's name in error messages. Raises UserError if the model cannot be scored.
     """
     config = config_lib.from_dict(model.config) if model.config else _config_of_fields(model)
-    module = plugins.objective(config.objective.name)
-    usual = OBJECTIVES[plugins.family(model.family).KIND]
-    name = hooks.of(module).SCORED_BY
-    needed = module.heads(plugins.objective_config(config))
-    if not name and not set(needed) <= set(config.model.heads):
-        name = usual
+    name = hooks.of(plugins.objective(config.objective.name)).SCORED_BY
+    if not name and not objective_choice.needed_heads(config) <= set(config.model.heads):
+        name = OBJECTIVES[plugins.family(model.family).KIND]
     if name:
         _change_objective(config, name)
     if name == "mlm" and "mlm" not in config.model.heads:
@@ -54,9 +51,9 @@ def _config_of_fields(model: artifact.Artifact) -> ml_collections.ConfigDict:
 def _change_objective(config: ml_collections.ConfigDict, name: str) -> None:
     """Sets the objective to `name`, with the values of the fields that both objectives have."""
     former = {key: value for key, value in config.objective.items() if key != "name"}
-    variant = next(iter(plugins.family(config.family).VARIANTS))
-    with config.unlocked():
-        config.objective = config_lib.default(config.family, variant, name).objective
+    heads = config.model.heads
+    config_lib.choose_objective(config, name)
+    config.model.heads = heads  # those that the model has
     _update_objective(config, former)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import ml_collections
 
 from bertjax import config as config_lib
-from bertjax import errors, hub, plugins, sharding
+from bertjax import errors, hub, objective_choice, plugins, sharding
 from bertjax.artifact import artifact, growth, loading, vocabulary_transfer
 from bertjax.data.prepared import store
 from bertjax.objectives.common import hooks
@@ -61,8 +61,8 @@ def config_of(path: str | os.PathLike) -> ml_collections.ConfigDict:
     config.init_from = os.fspath(path)
     config.model.update({k: v for k, v in model.fields.items() if k in config.model})
     config.model.num_labels = 0
-    kept = {"pooler"} & set(model.fields["heads"])
-    config.model.heads = tuple(h for h in family.HEADS if h in kept | _needed_heads(config))
+    heads = objective_choice.needed_heads(config) | {"pooler"} & set(model.fields["heads"])
+    config.model.heads = tuple(head for head in family.HEADS if head in heads)
     if "decoder_start_id" in config.model:
         config.model.decoder_start_id = -1
 
@@ -102,7 +102,7 @@ def _with_objective(model: artifact.Artifact) -> ml_collections.ConfigDict:
         configs.insert(0, trained)
     for config in configs:
         frozen = hooks.of(plugins.objective(config.objective.name)).FROZEN
-        if not frozen and _needed_heads(config) <= set(model.fields["heads"]):
+        if not frozen and objective_choice.needed_heads(config) <= set(model.fields["heads"]):
             return config
     return default("mlm" if family.KIND == "encoder" else "")
 
@@ -115,11 +115,6 @@ def _variant(model: artifact.Artifact) -> str:
         if sizes and sizes.items() <= model.fields.items():
             return name
     return next(iter(variants))
-
-
-def _needed_heads(config: ml_collections.ConfigDict) -> set[str]:
-    objective = plugins.objective(config.objective.name)
-    return set(objective.heads(plugins.objective_config(config)))
 
 
 def check(model: artifact.Artifact, config: ml_collections.ConfigDict, data: store.Dataset) -> None:

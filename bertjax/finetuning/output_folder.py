@@ -71,16 +71,11 @@ class _Report(schema.Open):
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike) -> Iterator[None]:
-    """Locks a local output folder on process 0, and creates it; see `files.locked`.
-
-    Raises UserError if it cannot be created.
-    """
-    if jax.process_index() != 0:
-        yield
-        return
-    with _writing(path):
-        paths.of(path).mkdir(parents=True, exist_ok=True)
-    with files.locked(path, "another process fine-tunes in it; give another --output"):
+    """Locks an output folder as `workdir.locked` does. Raises UserError if it cannot be created."""
+    with contextlib.ExitStack() as stack:
+        with _writing(path):
+            busy = "another process fine-tunes in it; give another --output"
+            stack.enter_context(workdir_lib.locked(path, busy))
         yield
 
 

@@ -24,6 +24,8 @@ from bertjax.data.corpus import binary_formats
 
 MAX_DOCUMENT = 1 << 30  # maximum bytes of a line, or of a file that is read as one document
 
+UNREADABLE = "unreadable or empty files"  # the counter of files that cannot be read
+
 # Given the name of a counter, returns a context that may suppress the UserError of bad input and
 # count it.
 Guard = Callable[[str], contextlib.AbstractContextManager[None]]

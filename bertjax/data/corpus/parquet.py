@@ -126,7 +126,7 @@ def records(
     A value is a str, or None; or bytes, if they are not UTF-8. With a `guard` that suppresses
     errors, the rest of a damaged row group is skipped.
     """
-    with guard("unreadable or empty files"), _opened(path) as file:
+    with guard(corpus_files.UNREADABLE), _opened(path) as file:
         first = 0
         groups = zip(_group_rows(file), _group_sizes(file), strict=True)
         for group, (num_rows, size) in enumerate(groups):

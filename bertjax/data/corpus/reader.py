@@ -45,7 +45,6 @@ SUFFIXES = {
 FILE_FORMATS = ("txt", "jsonl", "arrayrecord", "arrayrecord_jsonl", "parquet", *tables.FORMATS)
 TEXT_SPLITS = ("file", "blank")
 ON_ERROR = ("stop", "skip")
-UNREADABLE = "unreadable or empty files"
 
 # A compressed file cannot be read from the middle. Therefore each of its n parts reads the whole
 # file and keeps every n-th document. Decompressing is many times faster than tokenising, so a few
@@ -107,7 +106,7 @@ def find(
             for path in corpus_files.expand(pattern, lambda path: bool(known_format(path))):
                 kind = _format_of(path) if format == "auto" else format
                 template.check_has_fields(path, kind)
-                with _guard(on_error, skipped, UNREADABLE):
+                with _guard(on_error, skipped, corpus_files.UNREADABLE):
                     sources[path] = _source(path, kind, template)
     if not sources:
         raise errors.UserError(f"--input={','.join(inputs)}: nothing can be read")
@@ -287,7 +286,7 @@ def _read_blocks(source: Source, guard: corpus_files.Guard) -> Iterator[template
 
 def _read_file(source: Source, guard: corpus_files.Guard) -> Iterator[templates.Document]:
     text = None
-    with guard(UNREADABLE), corpus_files.opened(source.path) as (file, _):
+    with guard(corpus_files.UNREADABLE), corpus_files.opened(source.path) as (file, _):
         data = file.read(corpus_files.MAX_DOCUMENT + 1)
         corpus_files.check_document(len(data), lambda: source.path)
         text = corpus_files.decoded(data, functools.partial(_place, source), 0)
@@ -316,7 +315,7 @@ def _read_table(
 ) -> Iterator[templates.Document]:
     turn, parts = source.stride
     names: tuple[str, ...] = ()
-    with guard(UNREADABLE):
+    with guard(corpus_files.UNREADABLE):
         names = tables.checked_columns(source.path, source.format, template)
     lines = tables.decoded(_lines(source, guard))
     rows = tables.rows(lines, source.format) if names else iter(())
@@ -358,7 +357,7 @@ def _read_records(
 def _lines(source: Source, guard: corpus_files.Guard) -> Iterator[tuple[int, bytes, int]]:
     """Yields (line number in this part, from 0; line; bytes of the part read so far)."""
     done, parts = 0, source.stride[1]
-    with guard(UNREADABLE), corpus_files.opened(source.path) as (file, raw):
+    with guard(corpus_files.UNREADABLE), corpus_files.opened(source.path) as (file, raw):
         if source.start:
             file.seek(source.start)
         place = functools.partial(_place, source)

@@ -18,6 +18,8 @@ from bertjax import errors
 from bertjax.data.corpus import corpus_files, templates
 
 FORMATS = ("csv", "tsv")
+# Spreadsheets and databases also write these separators.
+SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "vertical bars"}
 
 
 class Row(NamedTuple):
@@ -104,6 +106,13 @@ def columns(path: str, form: str) -> tuple[str, ...]:
 def checked_columns(path: str, form: str, template: templates.Template) -> tuple[str, ...]:
     """Returns `columns`. Raises UserError if they lack a field of the template."""
     names = columns(path, form)
+    separator = next((mark for mark in SEPARATORS if mark in names[0]), "")
+    if len(names) == 1 and separator and names[0] not in template.columns:
+        advice = {"\t": "pass --format=tsv", ",": "pass --format=csv"}
+        raise errors.UserError(
+            f"{path}: its columns are separated by {SEPARATORS[separator]}; "
+            + advice.get(separator, "convert the file to commas or tabs")
+        )
     template.check_columns(path, names)
     return names
 

@@ -105,8 +105,6 @@ class Template:
     def check_columns(self, path: str, columns: tuple[str, ...]) -> None:
         """Raises UserError unless each field is the name of exactly one of a table's columns."""
         for name in self.columns:
-            if len(columns) == 1 and name not in columns:
-                _check_separator(path, columns[0])
             if name not in columns:
                 listed = ", ".join(columns)[:200] or "none"
                 raise errors.UserError(
@@ -147,16 +145,6 @@ class Template:
             except UnicodeEncodeError as error:
                 raise errors.UserError(f"{place()}: contains an unpaired surrogate") from error
         return text
-
-
-def _check_separator(path: str, header: str) -> None:
-    """Raises UserError if the only column's name looks like several names."""
-    if "\t" in header:
-        raise errors.UserError(f"{path}: its columns are separated by tabs; pass --format=tsv")
-    if ";" in header:
-        raise errors.UserError(
-            f"{path}: its columns are separated by semicolons; convert the file to commas or tabs"
-        )
 
 
 def of(text_field: str, text_template: str, language_field: str = "") -> Template:

@@ -14,12 +14,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from bertjax import errors
-from bertjax.data.corpus import corpus_files
+from bertjax.data.corpus import corpus_files, tables
 from bertjax.finetuning.examples import readers
 
 TEXT_FLAG, LABEL_FLAG = "--text_column", "--label_column"
-# Spreadsheets and databases also write these separators.
-_SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "vertical bars"}
 
 
 class Columns(NamedTuple):
@@ -174,7 +172,7 @@ def described(record: readers.Record, names: Iterable[str]) -> str:
     near = [c for c in record.columns if difflib.get_close_matches(c.lower(), lower, n=1)]
     hint = errors.hint([repr(name) for name in near[:3]])
     only = record.columns[0] if len(record.columns) == 1 else ""
-    for separator, word in _SEPARATORS.items():
+    for separator, word in tables.SEPARATORS.items():
         if separator in only:
             hint = f", so its cells may be separated by {word}: .csv needs commas, .tsv tabs"
     return f"; its columns are {there}{hint}"
