@@ -7,10 +7,11 @@ process of its own. Columns: the memory of temporaries as the compiler plans it
 (`compiled.memory_analysis()`), and the growth of the process's peak memory while it compiles and
 runs the step. The whole batch without chunks is only compiled. Also prints the largest difference
 between the gradients of a batch in chunks and as a whole, as a share of the largest gradient, for a
-batch of four chunks.
+batch of four chunks and without dropout, whose masks depend on the chunks.
 """
 
 import argparse
+import dataclasses
 import resource
 import subprocess
 import sys
@@ -77,16 +78,18 @@ def measure(flags: argparse.Namespace) -> str:
 
 def difference(flags: argparse.Namespace) -> float:
     """Returns the largest difference of the gradients of four chunks and of the whole batch."""
-    model = pretrained.Pretrained(loading.load(flags.model))
-    batch = batch_of(4 * flags.chunk, flags.length, model.model.config.vocab_size)
-    tx = optax.sgd(1.0)
     updated = []
     for chunk in (flags.chunk, 0):
-        lowered_step, state = lowered(model, batch, chunk, tx)
-        before = jax.device_get(state.params)
+        source = loading.load(flags.model)
+        without = dict.fromkeys(("dropout_rate", "attention_dropout_rate"), 0.0)
+        model = pretrained.Pretrained(
+            dataclasses.replace(source, fields={**source.fields, **without})
+        )
+        batch = batch_of(4 * flags.chunk, flags.length, model.model.config.vocab_size)
+        lowered_step, state = lowered(model, batch, chunk, optax.sgd(1.0))
+        before = jax.tree.map(np.array, state.params)  # copies: the state is donated
         state, _ = lowered_step.compile()(state, batch)
         updated.append(jax.tree.map(lambda a, b: a - np.asarray(b), before, state.params))
-        model = pretrained.Pretrained(loading.load(flags.model))  # its arrays are donated
     leaves = [jax.tree.leaves(gradients) for gradients in updated]
     largest = max(np.abs(x).max() for x in leaves[1])
     return float(max(np.abs(a - b).max() for a, b in zip(*leaves, strict=True)) / largest)

@@ -28,6 +28,12 @@ def check(config: ml_collections.ConfigDict) -> None:
             f"--folds={config.data.folds} takes dev from train, but there is a dev file, "
             f"{config.data.dev}: remove --folds, or give --train=FILE in place of --data"
         )
+    fraction = config.data.dev_fraction
+    if fraction != recipe.default(config.task).data.dev_fraction:
+        raise errors.UserError(
+            f"config.data.dev_fraction = {fraction:g}: does not go with --folds, whose dev is one "
+            f"of {config.data.folds} parts of train: remove one of them"
+        )
     if config.early_stopping:
         raise errors.UserError(
             f"config.early_stopping = {config.early_stopping}: does not go with --folds, because "

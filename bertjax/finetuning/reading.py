@@ -137,7 +137,8 @@ def _examples(
                 f"{config.data.train} cannot be split into train and dev: it has "
                 f"{errors.count(len(pool), 'example')}{suffix}; "
                 + ("give more examples" if config.data.folds else "give --dev=FILE")
-                + " (is the label in its own column?)" * bool(labels)
+                + " (is the label in its own column?)"
+                * any(example.class_names() for example in pool)
             )
     queries.check_same_form(examples)
     return examples

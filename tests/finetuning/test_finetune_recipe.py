@@ -219,6 +219,7 @@ def test_folds_score_every_label_and_the_model_has_seen_all(root, capsys, monkey
     [
         ("classification", {"data.dev": "dev.tsv"}, "there is a dev file, dev.tsv: remove --folds"),
         ("classification", {"early_stopping": 2}, "config.early_stopping = 2"),
+        ("classification", {"data.dev_fraction": 0.2}, "one of 5 parts of train: remove one"),
         ("multi_label", {}, "the task multi_label chooses a threshold on dev"),
         ("squad_v2", {}, "the task squad_v2 chooses a threshold on dev"),
         ("classification", {"data.folds": 1}, "config.data.folds = 1: must be 2 or more"),

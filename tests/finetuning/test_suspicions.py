@@ -77,6 +77,14 @@ def test_too_few_examples_for_folds_are_not_advised_a_dev_file(root, tmp_path):
         run.finetune(conf, tmp_path / "out")
 
 
+def test_tags_that_cannot_be_split_are_not_looked_for_in_a_column(root, tmp_path):
+    (tmp_path / "a.conll").write_text("Ada\tO\n\n")
+    conf = toy_tasks.config("ner", root / "model", root)
+    conf.data.update(train=str(tmp_path / "a.conll"), dev="", test="")
+    with pytest.raises(errors.UserError, match=r"it has 1 example with 1 label; give --dev=FILE$"):
+        run.finetune(conf, tmp_path / "out")
+
+
 def test_blank_lines_of_a_text_file_are_told(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("one\n\n  \ntwo\n\n")
     assert [text for _, text in readers.plain(str(tmp_path / "a.txt"))] == ["one", "two"]
