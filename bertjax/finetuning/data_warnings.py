@@ -45,7 +45,7 @@ def everything(
     train, tokenizer, lengths = examples["train"], task_type.tokenizer, task_type.lengths
     warnings = labels(train, task_type.labels, weigh=task_type.weighs_classes)
     warnings += contradictions(train) if task_type.labels else []
-    warnings += positives_as_negatives(train) + quotes(train)
+    warnings += negatives(train) + quotes(train)
     warnings += tokens(train, tokenizer) + table(tokenizer, rows)
     warnings += single_label(train, examples.get("dev", ()))
     for split, split_examples in examples.items():
@@ -130,16 +130,24 @@ def contradictions(train: Sequence[Example]) -> list[str]:
     ]
 
 
-def positives_as_negatives(train: Sequence[Example]) -> list[str]:
-    """Returns a warning if a text's positive is one of its negatives, too."""
-    pairs = [e for e in train if isinstance(e, examples_lib.Sentence) and len(e.texts) > 2]
-    wrong = [example for example in pairs if example.texts[1] in example.texts[2:]]
-    if not wrong:
-        return []
-    return [
-        f"{len(wrong)} of {len(train)} examples of train have their positive as a negative, too, "
-        f"the first at {wrong[0].where}: correct or remove them"
-    ]
+def negatives(train: Sequence[Example]) -> list[str]:
+    """Returns a warning if a text's positive is a negative, too, or if only some have negatives."""
+    examples = [e for e in train if isinstance(e, examples_lib.Sentence)]
+    given = [example for example in examples if len(example.texts) > 2]
+    wrong = [example for example in given if example.texts[1] in example.texts[2:]]
+    without = [example for example in examples if len(example.texts) <= 2] if given else []
+    result = []
+    if wrong:
+        result.append(
+            f"{len(wrong)} of {len(train)} examples of train have their positive as a negative, "
+            f"too, the first at {wrong[0].where}: correct or remove them"
+        )
+    if without:
+        result.append(
+            f"{len(without)} of {len(train)} examples of train have no negative, the first at "
+            f"{without[0].where}; the others have some"
+        )
+    return result
 
 
 def single_label(train: Sequence[Example], dev: Sequence[Example]) -> list[str]:

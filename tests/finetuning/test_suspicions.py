@@ -36,9 +36,16 @@ def test_a_positive_that_is_a_negative_is_told():
         types.Sentence(("a", "b", "c", "b"), where="a.jsonl:1"),
         types.Sentence(("a", "b", "c")),
     ]
-    (line,) = data_warnings.positives_as_negatives(train)
+    (line,) = data_warnings.negatives(train)
     assert line.startswith("1 of 2 examples") and "the first at a.jsonl:1" in line
-    assert not data_warnings.positives_as_negatives(train[1:])
+    assert not data_warnings.negatives(train[1:])
+
+
+def test_a_missing_negative_is_told():
+    train = [types.Sentence(("a", "b", "c")), types.Sentence(("a", "b"), where="a.jsonl:2")]
+    (line,) = data_warnings.negatives(train)
+    assert line.startswith("1 of 2 examples of train have no negative, the first at a.jsonl:2")
+    assert not data_warnings.negatives(train[1:])
 
 
 def test_labels_that_look_alike_are_told():
