@@ -43,8 +43,8 @@ def f1(targets: Sequence[str], predictions: Sequence[str], labels: Sequence[str]
 
 
 def macro_f1(targets: Sequence[str], predictions: Sequence[str], labels: Sequence[str]) -> float:
-    """Returns the mean F1 over all labels, 0 to 100; a label that never occurs has F1 0."""
-    return _f1(targets, predictions, average="macro", labels=list(labels))
+    """Returns the mean F1 of the labels that occur in targets or predictions, 0 to 100."""
+    return _f1(targets, predictions, average="macro", labels=list(labels), zero_division=np.nan)
 
 
 def mcc(targets: Sequence[str], predictions: Sequence[str]) -> float:
@@ -94,7 +94,9 @@ def retrieval(ranks: Sequence[int]) -> dict[str, float]:
     }
 
 
-def _f1(targets: Sequence[str], predictions: Sequence[str], **options) -> float:
-    metrics = library("sklearn.metrics")
-    value = metrics.f1_score(list(targets), list(predictions), zero_division=0.0, **options)
+def _f1(
+    targets: Sequence[str], predictions: Sequence[str], *, zero_division: float = 0.0, **options
+) -> float:
+    compute = library("sklearn.metrics").f1_score
+    value = compute(list(targets), list(predictions), zero_division=zero_division, **options)
     return 100.0 * float(value)

@@ -38,6 +38,11 @@ def test_areas_are_those_of_t5():
     assert scores.auc([True, True], [0.1, 0.2]) == {}
 
 
+def test_labels_that_do_not_occur_do_not_lower_the_macro_f1():
+    assert scores.macro_f1(["a", "b"], ["a", "b"], ["a", "b", "c"]) == 100
+    assert scores.macro_f1(["a", "b"], ["a", "c"], ["a", "b", "c"]) == pytest.approx(100 / 3)
+
+
 def test_text_that_is_no_label_is_wrong():
     y = ["no", "yes", "yes"]
     assert scores.macro_f1(y, ["no", "yes", "what"], ["no", "yes"]) == pytest.approx(250 / 3)

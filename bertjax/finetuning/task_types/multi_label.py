@@ -190,9 +190,8 @@ class TaskType(base.TaskType):
         """Returns the scores of the examples whose labels are known; {} if there are none.
 
         The "micro" scores are F1, precision and recall over all (example, label) pairs together.
-        "macro_f1" is the mean of the F1 of each label, which is 0 for a label that never occurs and
-        is never predicted. "subset_accuracy" is the percentage of examples with exactly the right
-        labels.
+        "macro_f1" is the mean F1 of the labels that occur or are predicted. "subset_accuracy" is
+        the percentage of examples with exactly the right labels.
         """
         pairs = zip(examples, predictions, strict=True)
         pairs = [(e, e._replace(label=tuple(p["labels"]))) for e, p in pairs if e.label is not None]
@@ -206,11 +205,11 @@ class TaskType(base.TaskType):
             targets_NC, predicted_NC, labels=labels, average="micro", zero_division=0.0
         )
         *_, macro_f1, _ = compute(
-            targets_NC, predicted_NC, labels=labels, average="macro", zero_division=0.0
+            targets_NC, predicted_NC, labels=labels, average="macro", zero_division=np.nan
         )
         result = {
             "micro_f1": micro_f1,
-            "macro_f1": macro_f1,
+            "macro_f1": np.nan_to_num(macro_f1),
             "subset_accuracy": (targets_NC == predicted_NC).all(axis=1).mean(),
             "micro_precision": precision,
             "micro_recall": recall,

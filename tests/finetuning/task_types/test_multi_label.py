@@ -268,6 +268,8 @@ def test_scores_of_labels():
         "micro_precision": 200 / 3, "micro_recall": 200 / 3,
     })  # fmt: skip
     assert typed().scores(examples[3:], predictions[3:]) == {}
+    assert typed().scores(examples[:1], predictions[:1])["macro_f1"] == 100
+    assert typed().scores(examples[2:3], predictions[2:3])["macro_f1"] == 0
     examples = [sentence("a", "cat"), sentence("b"), sentence("c")]
     one = typed(["cat"]).scores(examples, [{"labels": x} for x in (["cat"], ["cat"], [])])
     assert one["micro_f1"] == one["macro_f1"] == pytest.approx(200 / 3)
