@@ -4,7 +4,9 @@ All combinations are estimated without a compiler. Then the best of them are com
 """
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 
 import ml_collections
 
@@ -16,6 +18,7 @@ from bertjax.planning import plan as plan_lib
 from bertjax.runtime import hardware
 
 MAX_MICRO_BATCHES = 64
+MIN_TOKENS = 2_048  # of a device in a micro-batch; fewer do not keep its matrix units busy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,14 @@ class Candidate:
         phases = self.plan.phases
         hours = self.plan.hours if self.plan.hours is not None else 0.0
         return hours, sum(phase.steps * sum(phase.roofline.terms.values()) for phase in phases)
+
+    @property
+    def tokens(self) -> float:
+        """Returns how many tokens of a micro-batch a device has, in the phase with the fewest."""
+        config, mesh = self.plan.config, self.plan.mesh
+        size, phases = config.micro_batch_size, phases_lib.of(config)
+        tokens = min((size or phase.batch_size) * phase.length for phase in phases)
+        return tokens / (mesh["slice"] * mesh["data"] * mesh["fsdp"])
 
 
 def variants(
@@ -83,9 +94,10 @@ def run(
 ) -> tuple[list[Candidate], int]:
     """Returns (the best candidates, at most `count`; how many combinations fit by estimate).
 
-    For a TPU, if libtpu is installed, the best candidates by estimate are compiled and ranked by
-    the compiler's figures. Candidates that do not fit according to the compiler are returned only
-    if none fits. Raises UserError if no combination fits by estimate.
+    For a TPU, if libtpu is installed, candidates are compiled and ranked by the compiler's figures:
+    those of `_to_compile`, until twice `count` fit, but no more than three times `count`.
+    Candidates that do not fit according to the compiler are returned only if none fits. Raises
+    UserError if no combination fits by estimate.
     """
     estimated = []
     for variant in variants(config, topology.num_devices, topology.num_slices):
@@ -101,11 +113,30 @@ def run(
     if not (compile.installed() and topology.chip.platform == "tpu"):
         return estimated[:count], len(estimated)
     compiled = []
-    for candidate in estimated[: 3 * count]:
-        if sum(candidate.plan.fits for candidate in compiled) == count:
+    for candidate in _to_compile(estimated)[: 3 * count]:
+        if sum(candidate.plan.fits for candidate in compiled) == 2 * count:
             break
         compiled.append(
             Candidate(plan_lib.make(candidate.plan.config, topology, use_compiler=True))
         )
     fitting = [candidate for candidate in compiled if candidate.plan.fits] or compiled
     return sorted(fitting, key=lambda candidate: candidate.rank)[:count], len(estimated)
+
+
+def _to_compile(estimated: Sequence[Candidate]) -> list[Candidate]:
+    """Returns all candidates, those first for which a compilation is worth its time.
+
+    estimated: the best first. Every second one is, as long as there are any, the best without remat
+    of another micro-batch size, the largest first. The estimate ranks them too low: it does not
+    know that activations of small micro-batches stay in the vector memory of a TPU core. Eight
+    micro-batches have little more than half of the traffic of two in BERT mini
+    (benchmarks/README.md, section plans.py).
+    """
+    by_size: dict[float, Candidate] = {}
+    for candidate in estimated:
+        config = candidate.plan.config
+        if config.remat == "none" and candidate.tokens >= MIN_TOKENS:
+            by_size.setdefault(config.micro_batch_size or math.inf, candidate)
+    sizes = [by_size[size] for size in sorted(by_size, reverse=True)]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(estimated, sizes))
+    return list({candidate.flags: candidate for candidate in turns if candidate}.values())

@@ -108,6 +108,24 @@ def test_a_search_ranks_what_fits(monkeypatch):
     assert "--config.mesh=" in "\n".join(report.search_lines(found, tried))
 
 
+def test_a_search_compiles_small_micro_batches_too(monkeypatch):
+    make, compiled = plan_lib.make, []
+
+    def fake(config, topology, use_compiler):
+        if use_compiler:
+            compiled.append(config)
+        return make(config, topology, use_compiler=False)
+
+    monkeypatch.setattr(compile, "installed", lambda: True)
+    monkeypatch.setattr(plan_lib, "make", fake)
+    found, _ = search.run(tiny(), hardware.parse_topology("v5e-1"), count=4)
+    settings = [(config.remat, config.micro_batch_size) for config in compiled]
+    assert len(found) == 4 and len(settings) == len(set(settings)) == 8
+    # 64 rows of 128 tokens, in up to four micro-batches of 2,048 tokens
+    assert {("none", 0), ("none", 32), ("none", 16)} <= set(settings)
+    assert ("none", 8) not in settings
+
+
 @pytest.mark.proof
 def test_a_search_that_finds_nothing_says_so(monkeypatch):
     chip = dataclasses.replace(hardware.CHIPS["v5e"], hbm_bytes=2**16)
