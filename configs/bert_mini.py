@@ -61,7 +61,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer.clip_norm = 1.0
 
     # Hardware
-    config.micro_batch_size = 32  # its activations stay in the vector memory of a TPU core
+    config.micro_batch_size = 16  # its activations stay in the vector memory of a TPU core
     config.topology = "v5e-1"
 
     return config_lib.choose(config, arg)

@@ -128,9 +128,9 @@ def _to_compile(estimated: Sequence[Candidate]) -> list[Candidate]:
 
     estimated: the best first. Every second one is, as long as there are any, the best without remat
     of another micro-batch size, the largest first. The estimate ranks them too low: it does not
-    know that activations of small micro-batches stay in the vector memory of a TPU core. Eight
-    micro-batches have little more than half of the traffic of two in BERT mini
-    (benchmarks/README.md, section plans.py).
+    know that activations of small micro-batches stay in the vector memory of a TPU core. In BERT
+    mini, sixteen of them move 38% of the bytes that two move (benchmarks/README.md, section
+    plans.py).
     """
     by_size: dict[float, Candidate] = {}
     for candidate in estimated:
