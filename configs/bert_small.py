@@ -61,7 +61,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer.clip_norm = 1.0
 
     # Hardware
-    config.micro_batch_size = 128  # its activations stay in the vector memory of a TPU core
+    config.micro_batch_size = 64  # its activations stay in the vector memory of a TPU core
     config.topology = "v5e-4"
 
     return config_lib.choose(config, arg)
