@@ -380,7 +380,7 @@ def _check_phase(config: ConfigDict, phase: phases.Phase) -> None:
     if values.micro_batch_size:
         errors.check(values.micro_batch_size > 0 and size % values.micro_batch_size == 0,
                      phase.place("micro_batch_size"), values.micro_batch_size,
-                     f"a divisor of the batch size {size}")  # fmt: skip
+                     f"a divisor of the batch size {size}, or 0 for the whole batch")  # fmt: skip
     features = module.features(objective, length)
     kernels.check(config.attention, model, config.dtype, {key: length}, features)
     if values.model != config.model:
