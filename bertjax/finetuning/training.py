@@ -28,6 +28,8 @@ from bertjax.finetuning import by_size
 from bertjax.finetuning import job as job_lib
 from bertjax.runtime import distributed, signals
 
+SMALL_DEV = 100  # examples; in a smaller dev, one example decides nothing
+
 
 @dataclasses.dataclass
 class Evaluation:
@@ -47,7 +49,7 @@ class Run:
 
     best: the index of the best evaluation. others: {split: scores of the best parameters} for
     splits other than dev. seconds: the time of training, evaluation and, in the first run,
-    compilation.
+    compilation. margin: how far below the highest score the best one may be.
     """
 
     learning_rate: float
@@ -58,6 +60,7 @@ class Run:
     skipped: int = 0  # steps before the last evaluation that were not finite
     seconds: float = 0.0
     others: dict[str, dict[str, schema.Score]] = dataclasses.field(default_factory=dict)
+    margin: float = 0.0
 
     @property
     def dev(self) -> dict[str, float]:
@@ -76,12 +79,13 @@ class Run:
     def add(self, evaluation: Evaluation) -> bool:
         """Adds an evaluation, and returns whether it is the best so far.
 
-        The last of several equal ones is the best: a small dev often has the same score many times,
-        and longer training at a falling rate makes a model more robust (Mosbach et al., arXiv
-        2006.04884, section 6).
+        The last one whose score is at most `margin` below the highest is the best: a small dev
+        often has the same score many times, and longer training at a falling rate makes a model
+        more robust (Mosbach et al., arXiv 2006.04884, section 6).
         """
         self.evaluations.append(evaluation)
-        is_best = self.best < 0 or self._score(evaluation) >= self.score
+        highest = max(map(self._score, self.evaluations))
+        is_best = self._score(evaluation) >= highest - self.margin
         if is_best:
             self.best = len(self.evaluations) - 1
         return is_best
@@ -137,7 +141,8 @@ def train(
             epath.Path(folder) / workdir_lib.CHECKPOINTS, keep_last=1, keep_best=0
         )
         stack.callback(checkpoints.close)
-        run, seconds, losses, unlogged = Run(learning_rate, seed, job.main), 0.0, _Losses(), {}
+        run = Run(learning_rate, seed, job.main, margin=_margin(len(job.examples.get("dev", ()))))
+        seconds, losses, unlogged = 0.0, _Losses(), {}
         if checkpoints.latest_step() is None:
             state = job.first_state(seed)
             best = _copy(state.params)
@@ -216,6 +221,16 @@ def train(
                 "same command again to resume"
             )
     return run, sharding.fetch(best)
+
+
+def _margin(num_dev: int) -> float:
+    """Returns what one example of a small dev is worth, with room for rounding, in points.
+
+    With 10 examples, one that an early model has right by chance would decide against all later
+    models: SNIPS with 100 labels had 82.8% on test so, a bag of words 92.0%. Returns 0 if dev is
+    not small, or missing.
+    """
+    return 150.0 / num_dev if 0 < num_dev < SMALL_DEV else 0.0
 
 
 @jax.jit
