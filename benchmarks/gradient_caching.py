@@ -80,7 +80,7 @@ def difference(flags: argparse.Namespace) -> float:
     """Returns the largest difference of the gradients of four chunks and of the whole batch."""
     updated = []
     for chunk in (flags.chunk, 0):
-        source = loading.load(flags.model)
+        source = loading.load(flags.model)  # anew, because its arrays are donated
         without = dict.fromkeys(("dropout_rate", "attention_dropout_rate"), 0.0)
         model = pretrained.Pretrained(
             dataclasses.replace(source, fields={**source.fields, **without})

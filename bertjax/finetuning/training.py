@@ -49,7 +49,7 @@ class Run:
 
     best: the index of the best evaluation. others: {split: scores of the best parameters} for
     splits other than dev. seconds: the time of training, evaluation and, in the first run,
-    compilation. margin: how far below the highest score the best one may be.
+    compilation.
     """
 
     learning_rate: float
@@ -60,7 +60,6 @@ class Run:
     skipped: int = 0  # steps before the last evaluation that were not finite
     seconds: float = 0.0
     others: dict[str, dict[str, schema.Score]] = dataclasses.field(default_factory=dict)
-    margin: float = 0.0
 
     @property
     def dev(self) -> dict[str, float]:
@@ -76,7 +75,7 @@ class Run:
         score = evaluation.dev[self.main] if evaluation.dev else 0.0
         return score if math.isfinite(score) else -math.inf
 
-    def add(self, evaluation: Evaluation) -> bool:
+    def add(self, evaluation: Evaluation, margin: float = 0.0) -> bool:
         """Adds an evaluation, and returns whether it is the best so far.
 
         The last one whose score is at most `margin` below the highest is the best: a small dev
@@ -85,7 +84,7 @@ class Run:
         """
         self.evaluations.append(evaluation)
         highest = max(map(self._score, self.evaluations))
-        is_best = self._score(evaluation) >= highest - self.margin
+        is_best = self._score(evaluation) >= highest - margin
         if is_best:
             self.best = len(self.evaluations) - 1
         return is_best
@@ -141,8 +140,8 @@ def train(
             epath.Path(folder) / workdir_lib.CHECKPOINTS, keep_last=1, keep_best=0
         )
         stack.callback(checkpoints.close)
-        run = Run(learning_rate, seed, job.main, margin=_margin(len(job.examples.get("dev", ()))))
-        seconds, losses, unlogged = 0.0, _Losses(), {}
+        run, seconds, losses, unlogged = Run(learning_rate, seed, job.main), 0.0, _Losses(), {}
+        margin = _margin(len(job.examples.get("dev", ())))
         if checkpoints.latest_step() is None:
             state = job.first_state(seed)
             best = _copy(state.params)
@@ -186,7 +185,7 @@ def train(
                     dev = distributed.of_first(job.on_dev(state.params)[-1])
                     epoch = step / job.train_batches.steps_per_epoch
                     run.skipped = int(state.skipped)
-                    if run.add(Evaluation(epoch, losses.mean(), dev)):
+                    if run.add(Evaluation(epoch, losses.mean(), dev), margin):
                         best = _copy(state.params)
                     run.seconds = seconds + time.perf_counter() - start_time
                     if dev:

@@ -175,7 +175,7 @@ def activation_bytes(
     platform: str = "tpu",
 ) -> int:
     """Returns the bytes per device that the forward pass of a micro-batch saves."""
-    experiment, rows = experiment_on(phase.config, platform), _device_rows(phase, mesh_sizes)
+    experiment, rows = experiment_on(phase.config, platform), device_rows(phase, mesh_sizes)
     residuals = _residuals(experiment, phase.length)
     return round(sum(_device_bytes(experiment, leaf, rows, mesh_sizes) for leaf in residuals))
 
@@ -190,7 +190,7 @@ def _workspace_bytes(
     """
     no_remat = phase.config.copy_and_resolve_references()
     no_remat.remat = "none"
-    experiment, rows = experiment_on(no_remat, platform), _device_rows(phase, mesh_sizes)
+    experiment, rows = experiment_on(no_remat, platform), device_rows(phase, mesh_sizes)
     layer, largest = 0.0, 0.0
     model = experiment.model.config
     name = phase.config.attention
@@ -208,7 +208,8 @@ def _workspace_bytes(
     return round(layer + largest)
 
 
-def _device_rows(phase: phases_lib.Phase, mesh_sizes: Mapping[str, int]) -> int:
+def device_rows(phase: phases_lib.Phase, mesh_sizes: Mapping[str, int]) -> int:
+    """Returns the number of rows of a device in a forward pass."""
     shards = math.prod(mesh_sizes[axis] for axis in sharding.AXIS_RULES["batch"])
     return -(-phase.forward_size // shards)
 

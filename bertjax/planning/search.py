@@ -13,7 +13,7 @@ import ml_collections
 from bertjax import errors
 from bertjax import phases as phases_lib
 from bertjax.models.common import layers
-from bertjax.planning import auto, compile
+from bertjax.planning import auto, compile, memory
 from bertjax.planning import plan as plan_lib
 from bertjax.runtime import hardware
 
@@ -46,12 +46,10 @@ class Candidate:
         return hours, sum(phase.steps * sum(phase.roofline.terms.values()) for phase in phases)
 
     @property
-    def tokens(self) -> float:
+    def tokens(self) -> int:
         """Returns how many tokens of a micro-batch a device has, in the phase with the fewest."""
-        config, mesh = self.plan.config, self.plan.mesh
-        size, phases = config.micro_batch_size, phases_lib.of(config)
-        tokens = min((size or phase.batch_size) * phase.length for phase in phases)
-        return tokens / (mesh["slice"] * mesh["data"] * mesh["fsdp"])
+        phases, mesh = phases_lib.of(self.plan.config), self.plan.mesh
+        return min(memory.device_rows(phase, mesh) * phase.length for phase in phases)
 
 
 def variants(

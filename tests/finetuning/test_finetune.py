@@ -279,9 +279,9 @@ def test_a_run_keeps_its_best_and_stops():
     gained = [ours.add(evaluation(score)) for score in (50.0, 70.0, 70.0, float("nan"))]
     assert gained == [True, True, True, False] and ours.best == 2 and ours.dev == {"f1": 70.0}
     assert not ours.stopped(0) and not ours.stopped(3) and ours.stopped(2)
-    small = training.Run(1e-3, 0, "f1", margin=15.0)  # one of ten examples is worth 10 points
-    assert [small.add(evaluation(score)) for score in (100.0, 80.0, 90.0)] == [True, False, True]
-    assert small.score == 90.0
+    small = training.Run(1e-3, 0, "f1")  # one of ten examples is worth 10 points
+    gained = [small.add(evaluation(score), margin=15.0) for score in (100.0, 80.0, 90.0)]
+    assert gained == [True, False, True] and small.score == 90.0
     lost = training.Run(1e-3, 0, "f1")
     lost.add(evaluation(float("nan")))
     assert lost.score == -np.inf and lost.add(evaluation(0.0))
