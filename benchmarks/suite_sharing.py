@@ -15,7 +15,7 @@ import time
 import jax
 
 from bertjax import sharding
-from bertjax.finetuning import job, recipe
+from bertjax.finetuning import batching, job, recipe
 from bertjax.finetuning import sharing as sharing_lib
 from bertjax.runtime import backend
 
@@ -56,8 +56,8 @@ def row(flags: argparse.Namespace, kind: str, folder: str, shared: sharing_lib.S
         made.compile_predictions(state.params, "dev")
         seconds = time.process_time() - start
     batches = list(made.train_batches.epoch(0, 0))
-    lengths = sorted({batch["input_ids"].shape[-1] for batch in batches})
-    tokens = sum(batch["input_ids"].size for batch in batches)
+    lengths = sorted(made.train_batches.tokens_per_length())
+    tokens = sum(map(batching.num_tokens, batches))
     compiled = len(shared.programs) - count
     return f"{compiled} | {seconds:.1f} | {', '.join(map(str, lengths))} | {tokens:,}"
 

@@ -24,6 +24,7 @@ import numpy as np
 from bertjax import progress, sharding
 from bertjax.data.batches import rng
 from bertjax.finetuning import rows as rows_lib
+from bertjax.models.common import row_packing
 
 # Bucket lengths of `common`. Except for 64, each is at most 1.5 times the previous one.
 _COMMON = (32, 64, 96, 128, 192, 256, 384, 512)
@@ -46,14 +47,29 @@ class Price(NamedTuple):
     compilation: how many tokens the model can process in the time of one compilation.
     step: bucket lengths are multiples of this number of tokens. `fitted` uses a larger step if
         rows may be longer than 1024 tokens.
+    packed_step: the same for packed rows, see `packed_batches`.
+    attention: the part of the cost of a token that each token of its row adds.
     """
 
     compilation: int
     step: int
+    packed_step: int
+    attention: float
+
+    def of_row(self, length: int) -> float:
+        """Returns the cost of a row, padding included, in tokens of a short row."""
+        return length * (1 + self.attention * length)
 
 
-# Prices for a small model on two CPU cores, and on one accelerator if a compilation takes 10 s.
-_CPU, _ACCELERATOR = Price(8_000, 4), Price(2_000_000, 32)
+# Prices for a small model on two CPU cores, and on one accelerator if a compilation takes 10 s. For
+# MiniLM in bfloat16, a token in a row of 128 takes 1.08 times as long as in a row of 28; a kernel
+# for TPUs computes attention in blocks of 128.
+_CPU, _ACCELERATOR = Price(8_000, 4, 4, 1 / 1300), Price(2_000_000, 32, 128, 0.0)
+
+
+def rounded_up(number: int, step: int) -> int:
+    """Returns the next multiple of `step`."""
+    return -(-number // step) * step
 
 
 def common(length: int, longest: int) -> int:
@@ -135,6 +151,15 @@ class Shuffled(NamedTuple):
         return rng.permutation("finetune rows", self.num_rows, seed, epoch)
 
 
+class InOrder(Protocol):
+    """Batches of rows that are read once. num_rows: the number of rows."""
+
+    num_rows: int
+
+    def in_order(self) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+        """Yields (row numbers, batch) for all rows, each once; -1: a padding row, as at the end."""
+
+
 class Batches:
     """The rows of a split, grouped into batches.
 
@@ -156,13 +181,14 @@ class Batches:
         self._rows, self._features, self.batch_size = rows, features, batch_size
         self.num_rows = len(rows)
         self._order = order or Shuffled(len(rows))
-        self._lengths = row_lengths(rows, features, "length")
+        self.passes = passes
+        self.price = _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
+        self.lengths = row_lengths(rows, features, "length")  # int[rows], in tokens
         if passes:
-            price = _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
-            sizes = fitted(self._lengths, lengths.length, passes, price, tasks)
-            self._buckets = sizes[np.searchsorted(sizes, self._lengths)]
+            sizes = fitted(self.lengths, lengths.length, passes, self.price, tasks)
+            self._buckets = sizes[np.searchsorted(sizes, self.lengths)]
         else:
-            self._buckets = np.array([common(n, lengths.length) for n in self._lengths], int)
+            self._buckets = np.array([common(n, lengths.length) for n in self.lengths], int)
         targets = row_lengths(rows, features, "target_length")
         firsts = row_lengths(rows, features, "first_length")
         self._shapes = {}
@@ -178,6 +204,15 @@ class Batches:
         """Returns {length of a bucket: the number of tokens of its rows, padding included}."""
         sizes, counts = np.unique(self._buckets, return_counts=True)
         return {int(size): int(size * count) for size, count in zip(sizes, counts, strict=True)}
+
+    def cost(self) -> float:
+        """Returns the cost of a pass over the rows, see `fitted`: in tokens, compilations included.
+
+        The passes share the cost of the compilations.
+        """
+        lengths = [shape.length for shape, _ in self._plan(0, 0)]
+        compilations = self.price.compilation * len(set(lengths)) / max(self.passes, 1)
+        return compilations + self.batch_size * sum(map(self.price.of_row, lengths))
 
     def epoch(self, seed: int, epoch: int, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
         """Yields the batches of an epoch from batch `start` on. See `Order` for the rows."""
@@ -210,17 +245,18 @@ class Batches:
     def batch(self, numbers: np.ndarray, shape: Shape) -> dict[str, np.ndarray]:
         """Returns the batch of the rows with these indices.
 
-        If there are fewer than `batch_size`, adds padding rows, which have weight 0.
+        Where an index is -1, and behind the last one if there are fewer than `batch_size`, there
+        are padding rows, which have weight 0.
         """
-        missing = self.batch_size - len(numbers)
-        rows = [self._rows[i] for i in [*numbers, *[numbers[0]] * missing]]
-        weights = np.ones(self.batch_size, np.float32)
-        weights[len(numbers) :] = 0
+        missing = [-1] * (self.batch_size - len(numbers))
+        numbers, some_row = np.array([*numbers, *missing]), max(numbers)
+        rows = [self._rows[i] for i in np.where(numbers < 0, some_row, numbers)]
+        weights = (numbers >= 0).astype(np.float32)
         stacked = {name: _stack(rows, name, f, shape) for name, f in self._features.items()}
         return {**stacked, "example_weights": weights}
 
     def _ordered(self) -> Iterator[tuple[Shape, np.ndarray]]:
-        order = np.argsort(self._lengths, kind="stable")
+        order = np.argsort(self.lengths, kind="stable")
         for start in range(0, len(order), self.batch_size):
             numbers = order[start : start + self.batch_size]
             yield self._shapes[self._buckets[numbers].max()], numbers
@@ -249,11 +285,23 @@ def micro_batches(batch: Mapping[str, jax.Array], shards: int) -> int:
     shards: into how many parts the mesh splits the rows of a batch. If the result is above 1, the
     number of rows of a micro-batch is a multiple of `shards`.
     """
+    if row_packing.NAME in batch:
+        return len(batch[row_packing.NAME]) // shards
+    return num_parts(len(batch["example_weights"]), num_tokens(batch), shards)
+
+
+def num_parts(rows: int, tokens: int, shards: int) -> int:
+    """Returns `micro_batches` for this number of rows and tokens, if the rows are not packed."""
     if jax.default_backend() != "cpu":
         return 1
-    rows, tokens = len(batch["example_weights"]), sum(batch[n].size for n in _TOKENS if n in batch)
     counts = [count for count in range(2, rows + 1) if rows % (count * shards) == 0]
     return max((count for count in counts if tokens > count * _CPU_TOKENS), default=1)
+
+
+def num_tokens(batch: Mapping[str, jax.Array]) -> int:
+    """Returns the number of tokens that the layers compute for a batch, padding included."""
+    packed = row_packing.NAME in batch
+    return sum(batch[n].size for n in ((row_packing.NAME,) if packed else _TOKENS) if n in batch)
 
 
 def row_lengths(
@@ -282,7 +330,7 @@ def _stack(rows: Sequence[Row], name: str, feature: rows_lib.Feature, shape: Sha
 def forward(
     step: Callable[..., dict[str, jax.Array]],
     params: Any,
-    batches: Batches,
+    batches: InOrder,
     place: Callable[[dict[str, np.ndarray]], dict[str, Any]] = dict,
     on_progress: progress.Done = lambda done, total: None,
 ) -> dict[str, np.ndarray]:
@@ -306,7 +354,7 @@ def forward(
         shape[0] = sum(len(numbers) for numbers, _ in parts)
         arrays[name] = np.zeros(shape, parts[0][1][name].dtype)
         for numbers, outputs in parts:
-            values = outputs[name][: len(numbers)]
+            values = outputs[name]
             arrays[name][(numbers, *(slice(n) for n in values.shape[1:]))] = values
     return arrays
 
@@ -314,10 +362,11 @@ def forward(
 def by_batch(
     step: Callable[..., dict[str, jax.Array]],
     params: Any,
-    batches: Batches,
+    batches: InOrder,
     place: Callable[[dict[str, np.ndarray]], dict[str, Any]] = dict,
 ) -> Iterator[tuple[np.ndarray, Mapping[str, np.ndarray]]]:
-    """Yields (row numbers, outputs of `step`) of each batch; the outputs include padding rows."""
+    """Yields (row numbers, outputs of `step`) of each batch, without its padding rows."""
     for numbers, batch in batches.in_order():
         # Waits for the outputs before the next batch is dispatched: see `runtime.dispatch`.
-        yield numbers, sharding.fetch(step(params, place(batch)))
+        outputs, is_row = sharding.fetch(step(params, place(batch))), numbers >= 0
+        yield numbers[is_row], {name: x[: len(numbers)][is_row] for name, x in outputs.items()}

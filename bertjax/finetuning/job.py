@@ -28,7 +28,9 @@ from bertjax.finetuning import (
     feature_cache,
     first_params,
     initial_model,
+    job_batches,
     job_checks,
+    packed_batches,
     plans,
     projection,
     reading,
@@ -41,6 +43,7 @@ from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.strategies import base as strategies_base
 from bertjax.finetuning.task_types import base
 from bertjax.inference import pretrained as pretrained_lib
+from bertjax.models.common import row_packing
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,7 +71,7 @@ class Job:
     frozen: Any
     notes: tuple[str, ...]
     shared: sharing.Shared
-    _predict_steps: dict[str, Callable] = dataclasses.field(default_factory=dict)
+    _predictions: dict[str, tuple[Any, Callable]] = dataclasses.field(default_factory=dict)
 
     @property
     def main(self) -> str:
@@ -76,7 +79,7 @@ class Job:
         return self.task.metrics[0]
 
     @functools.cached_property
-    def train_batches(self) -> batching.Batches:
+    def train_batches(self) -> packed_batches.AnyBatches:
         """The batches of train."""
         return self.batches_of("train")
 
@@ -219,19 +222,9 @@ class Job:
             first = max(start - epoch * steps, 0)
             yield from map(self.place, self.train_batches.epoch(seed, epoch, first))
 
-    def batches_of(self, split: str, size: int | None = None) -> batching.Batches:
-        """Returns the batches of a split; the buckets of train and dev are fitted to their rows.
-
-        size: rows per batch; None: those of a step for train, those of a forward pass otherwise.
-        """
-        passes = 0
-        if split == "train":
-            passes = self.config.num_epochs
-        elif split == "dev":
-            steps_per_epoch = self.train_batches.steps_per_epoch
-            passes = len(by_size.evaluation_steps(self.config, steps_per_epoch))
-        size = size or (self.config.batch_size if split == "train" else self.forward_size)
-        return self.task_type.batches(self.encoded[split], size, passes, self.shared.tasks)
+    def batches_of(self, split: str, size: int | None = None) -> packed_batches.AnyBatches:
+        """Returns the batches of a split, see `job_batches.of_split`."""
+        return job_batches.of_split(self, split, size)
 
     @property
     def forward_size(self) -> int:
@@ -240,10 +233,7 @@ class Job:
 
     def place(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Puts a batch on the devices, its rows split over the mesh."""
-        size = len(batch["example_weights"])
-        local_rows = sharding.local_rows(self.mesh, size)
-        local = {name: x[local_rows] for name, x in batch.items()}
-        return sharding.global_batch(self.mesh, size, local)
+        return job_batches.place(self.mesh, batch)
 
     def _init(self, trained: Any, key: jax.Array) -> step_lib.TrainState:
         return step_lib.init_state(trained, self._plans.tx, key)
@@ -260,18 +250,10 @@ class Job:
             functools.partial(distillation.loss, self.config, self.task_type, self._task_apply),
             functools.partial(distillation.normalizers, self.task_type),
             self.scales,
-            self._micro_batches(batch),
+            job_batches.micro_batches(self, batch),
             combine=self.strategy.combine,
         )
         return gradients(state, batch, frozen)
-
-    def _micro_batches(self, batch: step_lib.Batch) -> int:
-        """Returns the number of micro-batches into which a step splits a batch."""
-        if self.config.micro_batch_size:
-            return self.config.batch_size // self.config.micro_batch_size
-        if self.task_type.across_rows or feature_cache.is_kept(batch):
-            return 1
-        return batching.micro_batches(batch, sharding.batch_shards(self.mesh))
 
     # Predictions
 
@@ -286,20 +268,23 @@ class Job:
             model = self.pretrained(trained)
             with sharding.alone():
                 return self.task_type.predict_loop(model, encoded)
-        batches, step = self.batches_of(split), self.compile_predictions(trained, split)
+        batches, step = self.compile_predictions(trained, split)
         return batching.forward(
             lambda trained, batch: step(trained, batch, self.frozen), trained, batches, self.place
         )
 
-    def compile_predictions(self, trained: Any, split: str) -> Callable[..., dict[str, jax.Array]]:
-        """Returns the function (trained, batch, frozen) -> outputs, compiled for a split."""
-        if split not in self._predict_steps:
-            shapes = map(self.place, self.batches_of(split).one_of_each_shape(in_order=True))
+    def compile_predictions(
+        self, trained: Any, split: str
+    ) -> tuple[packed_batches.AnyBatches, Callable[..., dict[str, jax.Array]]]:
+        """Returns (batches, function (trained, batch, frozen) -> outputs) of a split, compiled."""
+        if split not in self._predictions:
+            batches = self.batches_of(split)
+            shapes = map(self.place, batches.one_of_each_shape(in_order=True))
             calls = [(trained, batch, self.frozen) for batch in shapes]
             jitted = jax.jit(self._predict)
             (step,) = compiling.for_calls([(jitted, calls)], self.shared.programs)
-            self._predict_steps[split] = step
-        return self._predict_steps[split]
+            self._predictions[split] = batches, step
+        return self._predictions[split]
 
     def predictions(
         self, outputs: dict[str, np.ndarray], split: str, task_type: base.TaskType
@@ -330,6 +315,8 @@ class Job:
         """Returns the `apply` for the task type; it uses the batch's cached features, if any."""
         if self.strategy.body_stays:
             apply = feature_cache.head_alone(apply, self.head, batch)
+        if row_packing.NAME in batch:
+            apply = functools.partial(apply, packed_from=batch[row_packing.NAME])
         return self.task_type.prompted(apply)
 
 

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 
 from bertjax import checkpoint, errors, schema, sharding, step_log, trackers
 from bertjax import workdir as workdir_lib
-from bertjax.finetuning import by_size
+from bertjax.finetuning import batching, by_size
 from bertjax.finetuning import job as job_lib
 from bertjax.runtime import distributed, signals
 
@@ -209,7 +209,7 @@ def train(
             with log.waiting():
                 batch = next(batches)
             state, report = train_step(state, batch, job.frozen, float(learning_rate))
-            log.step(step + 1, report, tokens=batch["input_ids"].size)
+            log.step(step + 1, report, tokens=batching.num_tokens(batch))
 
         checkpoints.wait()
         if stopping and not last:

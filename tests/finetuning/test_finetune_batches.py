@@ -144,7 +144,8 @@ def test_fitted_buckets_are_the_cheapest():
     assert batching.fitted(np.array([5, 9, 33]), 100, 3).tolist() == [36]  # few rows: one
     assert batching.fitted(np.array([5, 9, 33]), 34, 3).tolist() == [34]
     assert batching.fitted(np.arange(1, 4097), 4096, 3)[-1] == 4096
-    dear = batching.Price(2_000_000, 32)  # where a compilation takes as long as many tokens
+    # Where a compilation takes as long as many tokens.
+    dear = batching.Price(2_000_000, 32, 128, 0.0)
     assert batching.fitted(lengths, 50, 5, dear).tolist() == [50]
     assert batching.fitted(np.repeat(lengths, 500), 50, 5, dear).tolist() == [32, 50]
 

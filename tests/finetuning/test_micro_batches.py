@@ -7,7 +7,7 @@ import pytest
 
 from bertjax import errors, sharding
 from bertjax.artifact import loading
-from bertjax.finetuning import batching, job, recipe
+from bertjax.finetuning import batching, job, job_batches, recipe
 from tests.helpers import toy_tasks
 
 
@@ -20,7 +20,7 @@ def root(tmp_path_factory):
 
 def _step(root, num_devices=1, **values):
     """Returns (number of micro-batches, loss, first moments) after one step on a full batch."""
-    values |= {"data__dev": "", "data__max_train": 16, "batch_size": 8, "num_epochs": 1}
+    values |= {"data__dev": "", "data__max_train": 8, "batch_size": 8, "num_epochs": 1}
     config = toy_tasks.config("ner", root / "model", root, **values)
     mesh = sharding.make_mesh("data:-1", jax.devices()[:num_devices])
     with jax.set_mesh(mesh):
@@ -31,7 +31,7 @@ def _step(root, num_devices=1, **values):
         state, report = made.train_step(made.first_state(0), batch, made.frozen, 1e-3)
     moments = optax.tree_utils.tree_get(state.opt_state, "mu")
     flat = np.concatenate([np.ravel(x) for x in jax.tree.leaves(jax.device_get(moments))])
-    return made._micro_batches(batch), float(report["loss"]), flat
+    return job_batches.micro_batches(made, batch), float(report["loss"]), flat
 
 
 def test_micro_batches_have_the_gradients_of_the_whole_batch(root):

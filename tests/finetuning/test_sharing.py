@@ -42,7 +42,8 @@ def test_jobs_share_what_is_the_same(root, tmp_path):
 
 def test_the_update_is_compiled_once_for_all_shapes(root):
     config = toy_tasks.config("classification", root / "model", root, num_epochs=10_000)
-    shared, mesh = sharing.Shared(), sharding.make_mesh("data:1", jax.devices()[:1])
+    # Several tasks, so that rows are not packed in one shape.
+    shared, mesh = sharing.Shared(tasks=2), sharding.make_mesh("data:1", jax.devices()[:1])
     with jax.set_mesh(mesh):
         made = job.make(config, shared.source(config.model), mesh, shared)
         assert made.train_step

@@ -76,6 +76,7 @@ class TaskType(abc.ABC):
     former: ClassVar[Mapping[str, Any]] = {}
     # Whether the loss of a row depends on other rows. Then a batch has only one micro-batch.
     across_rows: ClassVar[bool] = False
+    packs: ClassVar[bool] = False  # whether the inputs of an example are one row, see `row_packing`
     searches: ClassVar[bool] = False  # whether dev and test may be collections, see `Queries`
     loops: ClassVar[bool] = False  # whether a prediction needs `predict_loop`
     # {output: its meaning}, for the description of an exported program; {}: has no such program

@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.models.common import heads, layers, masks, pretraining_heads
+from bertjax.models.common import heads, layers, masks, pretraining_heads, row_packing
 
 PAIR_TASKS = ("nsp", "sop")  # heads that classify pairs of segments
 PRETRAINING = ("mlm", *PAIR_TASKS, "sbo", "rtd")
@@ -88,6 +88,18 @@ class Inputs(NamedTuple):
     segment_ids: jax.Array | None
     mask: masks.Mask
     deterministic: bool
+
+    def packed(self, packed_from: jax.Array) -> "Inputs":
+        """Returns the inputs of packed rows, see `row_packing`."""
+        shape = self.input_ids.shape
+        segment_ids = row_packing.segments(packed_from, shape[1])
+        names = ("input_ids", "token_type_ids", "position_ids")
+        arrays = {
+            name: row_packing.pack(jnp.broadcast_to(getattr(self, name), shape), packed_from)
+            for name in names
+        }
+        mask = masks.segments(segment_ids, segment_ids)
+        return self._replace(**arrays, segment_ids=segment_ids, mask=mask)
 
 
 class States(NamedTuple):
@@ -166,6 +178,7 @@ class Model(heads.Model):
         segment_ids: jax.Array | None = None,
         masked_positions: jax.Array | None = None,
         span_boundaries: jax.Array | None = None,
+        packed_from: jax.Array | None = None,
         *,
         heads_to_run: tuple[str, ...] | None = None,
         deterministic: bool = True,
@@ -186,6 +199,8 @@ class Model(heads.Model):
         Head rtd: rtd_logits [B, L], float32; above 0 where a token is predicted to be replaced.
         Fine-tuning heads: the outputs of `heads.Model.add_downstream`.
 
+        packed_from: how the layers pack the rows, see `row_packing`; the outputs are those of the
+        rows. Only with the fine-tuning heads, and without `segment_ids`.
         masked_positions: int32[B, P]. span_boundaries: int32[B, P, 2], for each prediction the
         positions just before and just after its span.
         heads_to_run: which of the heads "mlm" and "rtd" to run; None means all of `config.heads`. A
@@ -205,9 +220,14 @@ class Model(heads.Model):
             masks.of_batch(attention_mask, segment_ids),
             deterministic,
         )
+        if packed_from is not None:
+            inputs = inputs.packed(packed_from)
         outputs: dict[str, jax.Array] = {}
         if not config.is_pair or active_heads != ("mlm",):
             states = self.states(inputs, keep_hidden=output_hidden_states)
+            if packed_from is not None:
+                last_BLD = row_packing.unpack(states.last, packed_from, input_ids.shape)
+                states = states._replace(last=last_BLD)
             outputs["last_hidden_state"] = states.last
             if states.hidden is not None:
                 outputs["hidden_states"] = states.hidden
