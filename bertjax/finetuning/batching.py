@@ -61,10 +61,11 @@ class Price(NamedTuple):
         return length * (1 + self.attention * length)
 
 
-# Prices for a small model on two CPU cores, and on one accelerator if a compilation takes 10 s. For
-# MiniLM in bfloat16, a token in a row of 128 takes 1.08 times as long as in a row of 28; a kernel
-# for TPUs computes attention in blocks of 128.
-_CPU, _ACCELERATOR = Price(8_000, 4, 4, 1 / 1300), Price(2_000_000, 32, 128, 0.0)
+# Prices for a small model on two CPU cores, and for BERT-base on one accelerator if a compilation
+# takes 10 s. MiniLM in bfloat16 takes 1.08 times as long for a token in a row of 128 as in a row of
+# 28. The scores of BERT-base have P / (6 x 768) of the FLOPs of the rest, for rows of P tokens; a
+# kernel for TPUs computes them in blocks of 128.
+_CPU, _ACCELERATOR = Price(8_000, 4, 4, 1 / 1300), Price(2_000_000, 32, 128, 1 / 4608)
 
 
 def rounded_up(number: int, step: int) -> int:

@@ -19,6 +19,7 @@ that has room for it.
 Shapes: K groups of an epoch, G groups of a batch, S rows of a group, R packed rows of a group.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -69,7 +70,7 @@ class PackedBatches:
         self._parts = micro_batches or batching.num_parts(self.batch_size, mean, shards)
         self._slots = self.batch_size // (shards * self._parts)
         self._num_groups = self.steps_per_epoch * shards * self._parts  # of an epoch
-        self._trials = [self._dealt(seed=-1, epoch=0, attempt=i) for i in range(_TRIALS)]
+        self._trials = [self._groups(seed=-1, epoch=0, attempt=i) for i in range(_TRIALS)]
         self.packed = self._shape()
 
     def _shape(self) -> Packed:
@@ -120,7 +121,7 @@ class PackedBatches:
         """Returns the numbers of tokens of rows, in the shape of `numbers`; 0 for -1."""
         return np.where(numbers < 0, 0, self._of.lengths[numbers])
 
-    def _dealt(self, seed: int, epoch: int, attempt: int) -> np.ndarray:
+    def _groups(self, seed: int, epoch: int, attempt: int) -> np.ndarray:
         """Returns int[K, S]: the rows of each group, or -1; a batch has consecutive groups.
 
         Which rows a batch has depends neither on the mesh nor on the number of micro-batches.
@@ -140,8 +141,8 @@ class PackedBatches:
 
     def _plan(self, seed: int, epoch: int) -> Plan:
         """Returns the groups of an epoch. Few attempts do not fit, and a trial always does."""
-        attempts = (self._dealt(seed, epoch, i) for i in range(_ATTEMPTS))
-        for dealt in (*attempts, self._trials[0]):
+        attempts = (self._groups(seed, epoch, i) for i in range(_ATTEMPTS))
+        for dealt in itertools.chain(attempts, self._trials[:1]):
             places = _placed(self._sizes(dealt), self.packed)
             if places is not None:
                 return Plan(dealt, *places)

@@ -87,14 +87,14 @@ def test_hardly_any_padding_is_computed_and_it_is_cheaper():
 
 def test_an_epoch_whose_order_does_not_fit_takes_that_of_a_trial(monkeypatch):
     made, _ = _batches()
-    real, asked = made._dealt, []
+    real, asked = made._groups, []
 
     def crowded(seed, epoch, attempt):
         asked.append(attempt)
         dealt = real(seed, epoch, attempt)
         return np.sort(dealt.ravel())[::-1].reshape(dealt.shape)  # all the empty places last
 
-    monkeypatch.setattr(made, "_dealt", crowded)
+    monkeypatch.setattr(made, "_groups", crowded)
     found = [_rows(batch, 1, 1) for batch in made.epoch(0, 0)]
     assert asked == list(range(8))
     assert sorted(label for each in found for label in each) == list(range(150))
