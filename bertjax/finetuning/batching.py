@@ -24,6 +24,7 @@ import numpy as np
 from bertjax import progress, sharding
 from bertjax.data.batches import rng
 from bertjax.finetuning import rows as rows_lib
+from bertjax.inference import batching as inference_batching
 from bertjax.models.common import row_packing
 
 # Bucket lengths of `common`. Except for 64, each is at most 1.5 times the previous one.
@@ -66,11 +67,6 @@ class Price(NamedTuple):
 # 28. The scores of BERT-base have P / (6 x 768) of the FLOPs of the rest, for rows of P tokens; a
 # kernel for TPUs computes them in blocks of 128.
 _CPU, _ACCELERATOR = Price(8_000, 4, 4, 1 / 1300), Price(2_000_000, 32, 128, 1 / 4608)
-
-
-def rounded_up(number: int, step: int) -> int:
-    """Returns the next multiple of `step`."""
-    return -(-number // step) * step
 
 
 def common(length: int, longest: int) -> int:
@@ -197,7 +193,7 @@ class Batches:
             # Rows only move to longer buckets: a batch has rows of its bucket or of shorter ones.
             members = self._buckets <= size
             target_length = common(int(targets[members].max()), lengths.target_length)
-            first_length = -(-int(firsts[members].max()) // _FIRST_STEP) * _FIRST_STEP
+            first_length = inference_batching.round_up(int(firsts[members].max()), _FIRST_STEP)
             self._shapes[size] = Shape(int(size), target_length, min(first_length, int(size)))
         self.steps_per_epoch = -(-self._order.num_rows // batch_size)
 
@@ -250,8 +246,8 @@ class Batches:
         are padding rows, which have weight 0.
         """
         missing = [-1] * (self.batch_size - len(numbers))
-        numbers, some_row = np.array([*numbers, *missing]), max(numbers)
-        rows = [self._rows[i] for i in np.where(numbers < 0, some_row, numbers)]
+        numbers = np.array([*numbers, *missing])
+        rows = [self._rows[i] for i in np.where(numbers < 0, numbers.max(), numbers)]
         weights = (numbers >= 0).astype(np.float32)
         stacked = {name: _stack(rows, name, f, shape) for name, f in self._features.items()}
         return {**stacked, "example_weights": weights}

@@ -27,12 +27,12 @@ def of_split(job: "job_lib.Job", split: str, size: int | None = None) -> packed_
         passes = len(by_size.evaluation_steps(config, job.train_batches.steps_per_epoch))
     size = size or (config.batch_size if split == "train" else job.forward_size)
     batches = job.task_type.batches(job.encoded[split], size, passes, job.shared.tasks)
-    if not can_be_packed(job):
+    if not _can_be_packed(job):
         return batches
     return packed_batches.cheaper(batches, sharding.batch_shards(job.mesh), parts)
 
 
-def can_be_packed(job: "job_lib.Job") -> bool:
+def _can_be_packed(job: "job_lib.Job") -> bool:
     """Returns whether the model can pack the rows of a batch, see `packed_batches`.
 
     Tasks that share programs prefer common lengths. With cached features, only the head runs.

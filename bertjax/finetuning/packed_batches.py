@@ -27,6 +27,7 @@ import numpy as np
 
 from bertjax.data.batches import rng
 from bertjax.finetuning import batching
+from bertjax.inference import batching as inference_batching
 from bertjax.models.common import row_packing
 
 _JITTER = 0.1
@@ -42,9 +43,9 @@ class Packed(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Which rows each group has, and where they are in its packed rows.
+    """Which rows each group of a batch has, and where they are in its packed rows.
 
-    numbers: int[K, S], the indices of the rows, or -1. rows, starts: int[K, S], the packed row of
+    numbers: int[G, S], the indices of the rows, or -1. rows, starts: int[G, S], the packed row of
     each, and its first place there.
     """
 
@@ -64,23 +65,27 @@ class PackedBatches:
         self._of = batches
         self.batch_size, self.num_rows = batches.batch_size, batches.num_rows
         self.steps_per_epoch = -(-self.num_rows // self.batch_size)
-        self._longest = batching.rounded_up(int(batches.lengths.max()), batches.price.step)
+        self._longest = inference_batching.round_up(int(batches.lengths.max()), batches.price.step)
         self._shards = shards
         mean = int(batches.lengths.sum()) // self.steps_per_epoch
         self._parts = micro_batches or batching.num_parts(self.batch_size, mean, shards)
         self._slots = self.batch_size // (shards * self._parts)
         self._num_groups = self.steps_per_epoch * shards * self._parts  # of an epoch
-        self._trials = [self._groups(seed=-1, epoch=0, attempt=i) for i in range(_TRIALS)]
-        self.packed = self._shape()
+        trials = [self._groups(seed=-1, epoch=0, attempt=i) for i in range(_TRIALS)]
+        self._fitting = trials[0]
+        self.packed = self._shape([self._sizes(dealt) for dealt in trials])
 
-    def _shape(self) -> Packed:
-        """Returns the cheapest shape into which the groups of all trials fit."""
-        price, sizes = self._of.price, [self._sizes(dealt) for dealt in self._trials]
+    def _shape(self, sizes: list[np.ndarray]) -> Packed:
+        """Returns the cheapest shape into which the groups of all trials fit.
+
+        sizes: int[K, S] for each trial, the numbers of tokens of the rows.
+        """
+        price = self._of.price
         fullest = max(int(each.sum(axis=1).max()) for each in sizes)
         best, best_cost = Packed(self._slots, self._longest), np.inf
         for count in range(1, self._slots + 1):
             least = max(self._longest, -(-fullest // count))
-            length = batching.rounded_up(least, price.packed_step)
+            length = inference_batching.round_up(least, price.packed_step)
             while count * price.of_row(length) < best_cost:
                 if all(_placed(each, Packed(count, length)) is not None for each in sizes):
                     best, best_cost = Packed(count, length), count * price.of_row(length)
@@ -100,22 +105,19 @@ class PackedBatches:
 
     def epoch(self, seed: int, epoch: int, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
         """Yields the batches of an epoch from batch `start` on, each row once an epoch."""
-        plan = self._plan(seed, epoch)
-        batches = [x.reshape(self.steps_per_epoch, -1, self._slots) for x in plan]
+        plans = self._plans(seed, epoch)
         order = rng.permutation("finetune batches", self.steps_per_epoch, seed, epoch)
         for index in order[start:]:
-            yield self._batch(Plan(*(x[index] for x in batches)))[1]
+            yield self._batch(plans[index])[1]
 
     def in_order(self) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
         """Yields (row numbers, batch) for all rows, each once; -1 for rows that are padding."""
-        plan, count = self._plan(0, 0), self._shards * self._parts
-        for first in range(0, self._num_groups, count):
-            yield self._batch(Plan(*(x[first : first + count] for x in plan)))
+        yield from map(self._batch, self._plans(0, 0))
 
     def one_of_each_shape(self, in_order: bool) -> list[dict[str, np.ndarray]]:
         """Returns one batch, because all have the same shape."""
         del in_order
-        return [next(batch for _, batch in self.in_order())]
+        return [next(self.in_order())[1]]
 
     def _sizes(self, numbers: np.ndarray) -> np.ndarray:
         """Returns the numbers of tokens of rows, in the shape of `numbers`; 0 for -1."""
@@ -139,13 +141,14 @@ class PackedBatches:
         groups = _dealt(batches, self._sizes(batches), self._shards * self._parts)
         return groups.reshape(-1, self._slots)
 
-    def _plan(self, seed: int, epoch: int) -> Plan:
-        """Returns the groups of an epoch. Few attempts do not fit, and a trial always does."""
+    def _plans(self, seed: int, epoch: int) -> list[Plan]:
+        """Returns the groups of each batch. Few attempts do not fit, and a trial always does."""
         attempts = (self._groups(seed, epoch, i) for i in range(_ATTEMPTS))
-        for dealt in itertools.chain(attempts, self._trials[:1]):
+        for dealt in itertools.chain(attempts, [self._fitting]):
             places = _placed(self._sizes(dealt), self.packed)
             if places is not None:
-                return Plan(dealt, *places)
+                arrays = (np.split(x, self.steps_per_epoch) for x in (dealt, *places))
+                return [Plan(*parts) for parts in zip(*arrays, strict=True)]
         raise AssertionError("the shape of packed rows fits the trials")
 
     def _batch(self, plan: Plan) -> tuple[np.ndarray, dict[str, np.ndarray]]:

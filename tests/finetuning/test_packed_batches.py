@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 from bertjax import sharding
@@ -147,13 +146,11 @@ def _step(root, batches, num_devices=1, **values):
         made = job.make(config, loading.load(config.model), mesh)
         assert isinstance(made.train_batches, batches)
         (batch,) = made.batches(seed=0)
-        state, report = made.train_step(made.first_state(0), batch, made.frozen, 1e-3)
+        loss, moments = toy_tasks.first_step(made, batch)
         outputs = made.outputs(made.place_trained(made.trained), "dev")
         sizes = [len(row["input_ids"]) for row in made.encoded["dev"].rows]
-    moments = optax.tree_utils.tree_get(state.opt_state, "mu")
-    flat = np.concatenate([np.ravel(x) for x in jax.tree.leaves(jax.device_get(moments))])
     by_row = {n: [x[:k] for x, k in zip(xs, sizes, strict=True)] for n, xs in outputs.items()}
-    return batching.num_tokens(batch), float(report["loss"]), flat, by_row
+    return batching.num_tokens(batch), loss, moments, by_row
 
 
 @pytest.mark.parametrize(("num_devices", "size"), [(1, 0), (1, 4), (2, 8)])

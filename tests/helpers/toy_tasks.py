@@ -6,9 +6,12 @@ import pathlib
 import random
 
 import jax
+import numpy as np
+import optax
 
 from bertjax import plugins
 from bertjax.artifact import artifact
+from bertjax.finetuning import job as job_lib
 from bertjax.finetuning import recipe
 from tests.helpers import tiny_model
 
@@ -31,6 +34,13 @@ def model(folder: pathlib.Path) -> pathlib.Path:
     )
     artifact.write(whole, folder / "model")
     return folder / "model"
+
+
+def first_step(made: job_lib.Job, batch: dict[str, jax.Array]) -> tuple[float, np.ndarray]:
+    """Returns (loss, first moments of all parameters in one array) after one step on a batch."""
+    state, report = made.train_step(made.first_state(0), batch, made.frozen, 1e-3)
+    moments = jax.device_get(optax.tree_utils.tree_get(state.opt_state, "mu"))
+    return float(report["loss"]), np.concatenate([np.ravel(x) for x in jax.tree.leaves(moments)])
 
 
 def _sentences(count: int, seed: int) -> list[tuple[str, str]]:
