@@ -2,21 +2,25 @@
 
 import argparse
 
+NAMES = ("text_column", "label_column")  # also keys of a config's `data` and of an artifact's task
+_USUAL = "the usual names"
+TRAINED = f"those of the training, or {_USUAL}"
 
-def add(parser: argparse.ArgumentParser, condition: str = "") -> None:
-    """Declares the flags. condition: begins their help, such as "with --data: "."""
+
+def add(parser: argparse.ArgumentParser, condition: str = "", default: str = _USUAL) -> None:
+    """Declares the flags.
+
+    condition: begins their help, such as "with --data: ". default: ends it.
+    """
     parser.add_argument(
         "--text_column",
         metavar="NAMES",
         help=f"{condition}columns of the text, or of several texts separated by commas, such as "
-        "premise,hypothesis; default: the usual names",
+        f"premise,hypothesis; default: {default}",
     )
     parser.add_argument(
         "--label_column",
         metavar="NAME",
-        help=f"{condition}column of the labels, tags, scores, targets or answers; default: the "
-        "usual names",
+        help=f"{condition}column of the labels, tags, scores, targets or answers; default: "
+        f"{default}",
     )
-
-
-NAMES = ("text_column", "label_column")

@@ -50,6 +50,8 @@ class _Task(schema.Open):
     max_length: schema.Count
     prompt_ids: list[schema.Count] = dataclasses.field(default_factory=list)
     num_texts: schema.Count = 0
+    text_column: str = ""
+    label_column: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,7 +73,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="with --task and a masked model: also mask the rest of the word after each token",
     )
-    column_flags.add(parser, "with a fine-tuned model or --shots: ")
+    column_flags.add(parser, "with a fine-tuned model or --shots: ", column_flags.TRAINED)
     flag("--shots", type=int, metavar="K",
          help="label the examples of --data by prompts with K labelled examples; 0: none")
     shots = parser.add_argument_group("with --shots")
@@ -220,8 +220,7 @@ def _labelled(flags: argparse.Namespace, source: artifact.Artifact) -> dict[str,
             raise errors.UserError(f"--{name} needs prepared data, but --model is fine-tuned")
     model = predictor.Predictor(source)
     skipped: collections.Counter[str] = collections.Counter()
-    texts, label = flags.text_column or "", flags.label_column or ""
-    task = tasks.with_columns(model.task, [flags.data], texts, label)
+    task = model.task_of(flags.data, flags.text_column or "", flags.label_column or "")
     examples = tasks.read(task, flags.data, "test", skipped=skipped)
     for reason, count in skipped.items():
         print(f"{flags.data}: {count} {reason}, left out")

@@ -76,7 +76,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("--data",
          help="file of examples; .txt: one text per line, or columns for tagging; or a folder in "
               "the layout of BEIR")  # fmt: skip
-    column_flags.add(parser, "with --data: ")
+    column_flags.add(parser, "with --data: ", column_flags.TRAINED)
     flag("--output", help="with --data: file for one JSON line per example; default: stdout")
     flag(
         "--run",
@@ -183,8 +183,8 @@ def _predict(model: predictor.Predictor, flags: argparse.Namespace) -> None:
 
 
 def _predict_file(model: predictor.Predictor, flags: argparse.Namespace) -> None:
-    texts, label, output = flags.text_column or "", flags.label_column or "", flags.output
-    task = tasks.with_columns(model.task, [flags.data], texts, label)
+    output = flags.output
+    task = model.task_of(flags.data, flags.text_column or "", flags.label_column or "")
     examples = tasks.read(task, flags.data, "test", scored=False)
     unused = tasks.unused_columns(task, [flags.data])
     if unused:

@@ -17,7 +17,7 @@ import ml_collections
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bertjax import plugins, sharding
+from bertjax import column_flags, plugins, sharding
 from bertjax import step as step_lib
 from bertjax.artifact import artifact
 from bertjax.finetuning import (
@@ -128,10 +128,15 @@ class Job:
             **model,
             **dict.fromkeys(("step", "objective", "config")),
             encoding=encoding,
-            task=(task_type or self.task_type).to_json(),
+            task=(task_type or self.task_type).to_json() | self._named_columns(),
             source=self.config.model,
             lora=None if trained is None else self.strategy.lora(trained),
         )
+
+    def _named_columns(self) -> dict[str, str]:
+        """Returns the names of columns that the user gave, which the model's files may have too."""
+        data = self.config.data
+        return {name: data[name] for name in column_flags.NAMES if data[name]}
 
     def artifact(self, trained: Any, task_type: base.TaskType | None = None) -> artifact.Artifact:
         """Returns the whole fine-tuned model with its task, on the host."""

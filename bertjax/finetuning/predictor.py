@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax import errors, html_tables, progress
+from bertjax import column_flags, errors, html_tables, progress
 from bertjax.artifact import artifact, text_encoding
 from bertjax.finetuning import batching, data_warnings, projection, rows, task_types, tasks
+from bertjax.finetuning.examples import columns
 from bertjax.finetuning.examples import types as examples_lib
 from bertjax.inference import pretrained
 from bertjax.models.common import layers
@@ -81,18 +82,32 @@ class Predictor(pretrained.Pretrained):
         """Returns all scores of the predictions for a labelled file or a list of examples.
 
         Prints how many damaged rows of a file were skipped, and which columns are not used.
-        on_progress: as in `answer`. text_column, label_column: as in `bertjax.finetune`.
+        on_progress: as in `answer`. text_column, label_column: see `task_of`.
         """
         if isinstance(examples, str | os.PathLike):
             skipped: collections.Counter[str] = collections.Counter()
             path = os.fspath(examples)
-            task = tasks.with_columns(self.task, [path], text_column, label_column)
+            task = self.task_of(path, text_column, label_column)
             examples = tasks.read(task, path, "dev", skipped=skipped)
             lines = [f"{count} {reason}, left out" for reason, count in skipped.items()]
             for line in filter(None, [*lines, tasks.unused_columns(task, [path])]):
                 errors.tell(f"{path}: {line}")
         predictions = self.answer(examples, on_progress)[1]
         return html_tables.Numbers(self.task_type.asked(examples).scores(examples, predictions))
+
+    def task_of(self, path: str, text_column: str = "", label_column: str = "") -> tasks.Task:
+        """Returns the task with the columns of a file.
+
+        text_column, label_column: names, as in `bertjax.finetune`. Without one, it is the name that
+        training was given, if the file has that column, and otherwise one of the usual names.
+        """
+        stored = self.source.task or {}
+        trained = [stored.get(name, "") for name in column_flags.NAMES]
+        present = set(tasks.column_names(self.task, path)) if any(trained) else set()
+        trained = [name * present.issuperset(columns.split_names(name)) for name in trained]
+        return tasks.with_columns(
+            self.task, [path], text_column or trained[0], label_column or trained[1]
+        )
 
     def answer(
         self,

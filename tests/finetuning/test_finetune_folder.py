@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import bertjax
-from bertjax import errors, paths, sharding
+from bertjax import column_flags, errors, paths, sharding
 from bertjax.artifact import artifact, loading
 from bertjax.finetuning import job, output_folder, recipe, report, run, training
 from bertjax.finetuning.examples import types
@@ -221,3 +221,28 @@ def test_a_folder_whose_beginning_was_killed_is_begun_again(root, tmp_path, monk
         (out / "runs" / name).touch()
     output_folder.Folder(out, config, source, {})
     assert sorted(path.name for path in out.rglob("*")) == ["config.json", "runs"]
+
+
+def test_a_model_finds_the_columns_of_its_training(root, tmp_path):
+    """By the names that training was given; flags and the usual names find others."""
+    examples = [line.split("\t") for line in (root / "train.tsv").read_text().splitlines()[1:]]
+
+    def written(name, header):
+        lines = [header, *(f"{text},{label},x" for text, label in examples)]
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+        return str(tmp_path / name)
+
+    train = written("train.csv", "body,mood,text")
+    files = {"data.train": train, "data.dev": train, "data.test": ""}
+    config = _config(root, **files, **{"data.text_column": "body", "data.label_column": "mood"})
+    run.finetune(config, tmp_path / "out")
+    model = bertjax.load(tmp_path / "out")
+    assert [model.source.task[name] for name in column_flags.NAMES] == ["body", "mood"]
+    expected = model.evaluate(train)
+    for header in ("body,mood,text", "text,label,x", "body,label,x"):
+        assert model.evaluate(written("other.csv", header)) == expected
+    other = written("other.csv", "review,stars,body")
+    assert model.evaluate(other, text_column="review", label_column="stars") == expected
+    other = written("other.csv", "review,stars,day")
+    with pytest.raises(errors.UserError, match=r"other\.csv:2: has no column 'sentence'"):
+        model.evaluate(other)

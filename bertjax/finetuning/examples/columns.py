@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from bertjax import errors
+from bertjax import column_flags, errors
 from bertjax.data.corpus import corpus_files, tables
 from bertjax.finetuning.examples import readers
 
-TEXT_FLAG, LABEL_FLAG = "--text_column", "--label_column"
+TEXT_FLAG, LABEL_FLAG = (f"--{name}" for name in column_flags.NAMES)
 
 
 class Columns(NamedTuple):
@@ -56,7 +56,7 @@ def named(columns: Columns, texts: str, label: str) -> Columns:
     UserError for a wrong number of names, and for a label if the task has none.
     """
     if texts:
-        names = tuple(name.strip() for name in texts.split(","))
+        names = split_names(texts)
         counts = sorted({len(alternative) for alternative in columns.texts})
         fits = len(names) in counts or (columns.more and len(names) > counts[-1])
         if not (fits and all(names) and len(set(names)) == len(names)):
@@ -72,6 +72,11 @@ def named(columns: Columns, texts: str, label: str) -> Columns:
             raise errors.UserError(f"{LABEL_FLAG}={label}: the task has no labels; remove the flag")
         columns = columns._replace(label=(label,))
     return columns
+
+
+def split_names(texts: str) -> tuple[str, ...]:
+    """Returns the names of columns that are separated by commas."""
+    return tuple(name.strip() for name in texts.split(","))
 
 
 def is_plain(path: str, columns: Columns) -> bool:
