@@ -15,6 +15,7 @@ an accelerator. Other rows use the buckets of `common`.
     for batch in batches.epoch(seed=0, epoch=0):      # {"input_ids": int[32, 64], ...}
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -38,7 +39,6 @@ _MAX_BUCKETS = 10  # the maximum number of buckets
 # tokens than this. On one and two cores, larger micro-batches are no more efficient, and their
 # activations for the backward pass take more memory (0.27 MB per token for MiniLM).
 _CPU_TOKENS = 768
-_TOKENS = ("input_ids", "decoder_input_ids")
 Row = Mapping[str, np.ndarray]
 
 
@@ -202,14 +202,27 @@ class Batches:
         sizes, counts = np.unique(self._buckets, return_counts=True)
         return {int(size): int(size * count) for size, count in zip(sizes, counts, strict=True)}
 
+    @functools.cached_property
+    def text_lengths(self) -> np.ndarray:
+        """int[rows, N]: the numbers of tokens of the N texts of a row; N is 1 if it is one text."""
+        if np.ndim(self._rows[0]["input_ids"]) > 1:  # see `rows.stack`
+            return np.array([row["attention_mask"].sum(-1) for row in self._rows], int)
+        return self.lengths[:, None]
+
     def cost(self) -> float:
         """Returns the cost of a pass over the rows, see `fitted`: in tokens, compilations included.
 
         The passes share the cost of the compilations.
         """
-        lengths = [shape.length for shape, _ in self._plan(0, 0)]
-        compilations = self.price.compilation * len(set(lengths)) / max(self.passes, 1)
-        return compilations + self.batch_size * sum(map(self.price.of_row, lengths))
+        shapes = [shape for shape, _ in self._plan(0, 0)]
+        compilations = self.price.compilation * len(set(shapes)) / max(self.passes, 1)
+        return compilations + self.batch_size * sum(map(self._row_cost, shapes))
+
+    def _row_cost(self, shape: Shape) -> float:
+        others = self.text_lengths.shape[1] - 1
+        length = shape.length
+        first = rows_lib.computed_length(shape.first_length, length) if others else length
+        return self.price.of_row(first) + others * self.price.of_row(length)
 
     def epoch(self, seed: int, epoch: int, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
         """Yields the batches of an epoch from batch `start` on. See `Order` for the rows."""
@@ -297,8 +310,12 @@ def num_parts(rows: int, tokens: int, shards: int) -> int:
 
 def num_tokens(batch: Mapping[str, jax.Array]) -> int:
     """Returns the number of tokens that the layers compute for a batch, padding included."""
-    packed = row_packing.NAME in batch
-    return sum(batch[n].size for n in ((row_packing.NAME,) if packed else _TOKENS) if n in batch)
+    if row_packing.NAME in batch:
+        return batch[row_packing.NAME].size
+    if batch["input_ids"].ndim == 3:
+        size, num_texts, length = batch["input_ids"].shape
+        return size * (rows_lib.computed_first_length(batch) + (num_texts - 1) * length)
+    return sum(batch[name].size for name in ("input_ids", "decoder_input_ids") if name in batch)
 
 
 def row_lengths(

@@ -43,7 +43,6 @@ from bertjax.finetuning.examples import types as examples_lib
 from bertjax.finetuning.strategies import base as strategies_base
 from bertjax.finetuning.task_types import base
 from bertjax.inference import pretrained as pretrained_lib
-from bertjax.models.common import row_packing
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -320,8 +319,6 @@ class Job:
         """Returns the `apply` for the task type; it uses the batch's cached features, if any."""
         if self.strategy.body_stays:
             apply = feature_cache.head_alone(apply, self.head, batch)
-        if row_packing.NAME in batch:
-            apply = functools.partial(apply, packed_from=batch[row_packing.NAME])
         return self.task_type.prompted(apply)
 
 

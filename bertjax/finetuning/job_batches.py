@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from bertjax import plugins, sharding
 from bertjax.finetuning import batching, by_size, feature_cache, packed_batches
+from bertjax.models.common import encoders
 
 if TYPE_CHECKING:
     from bertjax.finetuning import job as job_lib
@@ -26,6 +27,8 @@ def of_split(job: "job_lib.Job", split: str, size: int | None = None) -> packed_
     elif split == "dev":
         passes = len(by_size.evaluation_steps(config, job.train_batches.steps_per_epoch))
     size = size or (config.batch_size if split == "train" else job.forward_size)
+    if job.task_type.across_rows:
+        parts = job.task_type.chunks(size)
     batches = job.task_type.batches(job.encoded[split], size, passes, job.shared.tasks)
     if not _can_be_packed(job):
         return batches
@@ -37,9 +40,9 @@ def _can_be_packed(job: "job_lib.Job") -> bool:
 
     Tasks that share programs prefer common lengths. With cached features, only the head runs.
     """
-    is_encoder = plugins.family(job.family).KIND == "encoder"
+    is_encoder = issubclass(plugins.family(job.family).Model, encoders.Model)
     is_changed = job.task_type.prompt_ids or job.strategy.body_stays
-    return is_encoder and job.task_type.packs and not is_changed and job.shared.tasks == 1
+    return is_encoder and not is_changed and job.shared.tasks == 1
 
 
 def micro_batches(job: "job_lib.Job", batch: Mapping[str, jax.Array]) -> int:

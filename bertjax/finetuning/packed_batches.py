@@ -16,7 +16,11 @@ that has room for it.
     for batch in packed.epoch(seed=0, epoch=0):     # {"input_ids": int[32, 128], ...}
         batch["packed_from"]                        # int[1, 7, 132]
 
-Shapes: K groups of an epoch, G groups of a batch, S rows of a group, R packed rows of a group.
+A row may consist of several texts (`rows.stack`). Each of them is packed like a row of one text, in
+the group of its row.
+
+Shapes: K groups of an epoch, G groups of a batch, S rows of a group, T texts of the rows of a
+group, R packed rows of a group.
 """
 
 import itertools
@@ -45,8 +49,8 @@ class Packed(NamedTuple):
 class Plan(NamedTuple):
     """Which rows each group of a batch has, and where they are in its packed rows.
 
-    numbers: int[G, S], the indices of the rows, or -1. rows, starts: int[G, S], the packed row of
-    each, and its first place there.
+    numbers: int[G, S], the indices of the rows, or -1. rows, starts: int[G, T], the packed row of
+    each text, and its first place there.
     """
 
     numbers: np.ndarray
@@ -67,30 +71,31 @@ class PackedBatches:
         self.steps_per_epoch = -(-self.num_rows // self.batch_size)
         self._longest = inference_batching.round_up(int(batches.lengths.max()), batches.price.step)
         self._shards = shards
-        mean = int(batches.lengths.sum()) // self.steps_per_epoch
+        mean = int(batches.text_lengths.sum()) // self.steps_per_epoch
         self._parts = micro_batches or batching.num_parts(self.batch_size, mean, shards)
         self._slots = self.batch_size // (shards * self._parts)
+        self._totals = batches.text_lengths.sum(axis=1)  # int[rows], in tokens
         self._num_groups = self.steps_per_epoch * shards * self._parts  # of an epoch
         trials = [self._groups(seed=-1, epoch=0, attempt=i) for i in range(_TRIALS)]
         self._fitting = trials[0]
-        self.packed = self._shape([self._sizes(dealt) for dealt in trials])
+        self.packed = self._shape([self._text_sizes(dealt) for dealt in trials])
 
     def _shape(self, sizes: list[np.ndarray]) -> Packed:
         """Returns the cheapest shape into which the groups of all trials fit.
 
-        sizes: int[K, S] for each trial, the numbers of tokens of the rows.
+        sizes: int[K, T] for each trial, the numbers of tokens of the texts.
         """
         price = self._of.price
         fullest = max(int(each.sum(axis=1).max()) for each in sizes)
-        best, best_cost = Packed(self._slots, self._longest), np.inf
-        for count in range(1, self._slots + 1):
-            least = max(self._longest, -(-fullest // count))
-            length = inference_batching.round_up(least, price.packed_step)
+        length = inference_batching.round_up(self._longest, price.packed_step)
+        best, best_cost = Packed(sizes[0].shape[1], length), np.inf
+        while fullest / length * price.of_row(length) < best_cost:  # the cost without padding
+            count = -(-fullest // length)
             while count * price.of_row(length) < best_cost:
                 if all(_placed(each, Packed(count, length)) is not None for each in sizes):
                     best, best_cost = Packed(count, length), count * price.of_row(length)
-                    break
-                length += price.packed_step
+                count += 1
+            length += price.packed_step
         return best
 
     def cost(self) -> float:
@@ -121,14 +126,19 @@ class PackedBatches:
 
     def _sizes(self, numbers: np.ndarray) -> np.ndarray:
         """Returns the numbers of tokens of rows, in the shape of `numbers`; 0 for -1."""
-        return np.where(numbers < 0, 0, self._of.lengths[numbers])
+        return np.where(numbers < 0, 0, self._totals[numbers])
+
+    def _text_sizes(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns int[X, T], the numbers of tokens of the texts of rows, `numbers` int[X, S]."""
+        sizes = np.where(numbers[..., None] < 0, 0, self._of.text_lengths[numbers])
+        return sizes.reshape(len(numbers), -1)
 
     def _groups(self, seed: int, epoch: int, attempt: int) -> np.ndarray:
         """Returns int[K, S]: the rows of each group, or -1; a batch has consecutive groups.
 
         Which rows a batch has depends neither on the mesh nor on the number of micro-batches.
         """
-        lengths = self._of.lengths
+        lengths = self._totals
         random = rng.RowRandom(rng.row_keys(seed, epoch, np.array([attempt])))
         (jitter,) = random.uniform("finetune lengths", len(lengths)) * 2 - 1
         rows = rng.permutation("finetune rows", len(lengths), seed, epoch, attempt)
@@ -145,7 +155,7 @@ class PackedBatches:
         """Returns the groups of each batch. Few attempts do not fit, and a trial always does."""
         attempts = (self._groups(seed, epoch, i) for i in range(_ATTEMPTS))
         for dealt in itertools.chain(attempts, [self._fitting]):
-            places = _placed(self._sizes(dealt), self.packed)
+            places = _placed(self._text_sizes(dealt), self.packed)
             if places is not None:
                 arrays = (np.split(x, self.steps_per_epoch) for x in (dealt, *places))
                 return [Plan(*parts) for parts in zip(*arrays, strict=True)]
@@ -158,18 +168,18 @@ class PackedBatches:
         of `packed_from` are in the same order.
         """
         numbers = plan.numbers.reshape(self._shards, self._parts, -1).swapaxes(1, 2).ravel()
-        batch = self._of.batch(numbers, batching.Shape(self._longest, 0, 0))
+        batch = self._of.batch(numbers, batching.Shape(self._longest, 0, self._longest))
         batch[row_packing.NAME] = self._packed_from(plan)
         return numbers, batch
 
     def _packed_from(self, plan: Plan) -> np.ndarray:
         """Returns int32[G, R, length], see `row_packing`."""
         shape = len(plan.numbers), *self.packed
-        sources, sizes = np.full(shape, -1, np.int32), self._sizes(plan.numbers)
-        for group, slot in zip(*np.nonzero(sizes), strict=True):
-            start, size = plan.starts[group, slot], sizes[group, slot]
-            row = sources[group, plan.rows[group, slot]]
-            row[start : start + size] = np.arange(size) + slot * self._longest
+        sources, sizes = np.full(shape, -1, np.int32), self._text_sizes(plan.numbers)
+        for group, text in zip(*np.nonzero(sizes), strict=True):
+            start, size = plan.starts[group, text], sizes[group, text]
+            row = sources[group, plan.rows[group, text]]
+            row[start : start + size] = np.arange(size) + text * self._longest
         return sources
 
 
@@ -200,20 +210,20 @@ def _dealt(rows_XN: np.ndarray, sizes_XN: np.ndarray, count: int) -> np.ndarray:
     return dealt
 
 
-def _placed(sizes_KS: np.ndarray, packed: Packed) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns the packed row and the first place of each row, int[K, S]; None if one has no room.
+def _placed(sizes_KT: np.ndarray, packed: Packed) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns the packed row and the first place of each text, int[K, T]; None if one has no room.
 
-    Each row goes, the longest of a group first, into the fullest packed row with room for it.
+    Each text goes, the longest of a group first, into the fullest packed row with room for it.
     """
-    groups = np.arange(len(sizes_KS))
-    free = np.full((len(sizes_KS), packed.rows), packed.length)
-    rows, starts = np.zeros_like(sizes_KS), np.zeros_like(sizes_KS)
-    for slots in np.argsort(-sizes_KS, axis=1, kind="stable").T:
-        sizes = sizes_KS[groups, slots]
+    groups = np.arange(len(sizes_KT))
+    free = np.full((len(sizes_KT), packed.rows), packed.length)
+    rows, starts = np.zeros_like(sizes_KT), np.zeros_like(sizes_KT)
+    for texts in np.argsort(-sizes_KT, axis=1, kind="stable").T:
+        sizes = sizes_KT[groups, texts]
         room = np.where(free < sizes[:, None], packed.length + 1, free)
         fullest = room.argmin(axis=1)
         if (room[groups, fullest] > packed.length).any():
             return None
-        rows[groups, slots], starts[groups, slots] = fullest, packed.length - free[groups, fullest]
+        rows[groups, texts], starts[groups, texts] = fullest, packed.length - free[groups, fullest]
         free[groups, fullest] -= sizes
     return rows, starts

@@ -19,8 +19,10 @@ import numpy as np
 from bertjax.artifact import artifact
 from bertjax.data.tokenizers import special_tokens
 from bertjax.data.tokenizers import tokenizer as tokenizer_lib
+from bertjax.models.common import row_packing
 
 TEACHER = "teacher_targets"  # a teacher's outputs in a row, see `distillation`
+FIRST_MASK = "first_mask"  # the attention mask of the first text of a row, as long as these
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 Row = dict[str, np.ndarray]
@@ -150,10 +152,33 @@ def stack(rows: Sequence[Row], count: int) -> Row:
     return stacked
 
 
+def computed_length(first_length: int, length: int) -> int:
+    """Returns the length of the rows in which the first of several texts are computed.
+
+    It is their own if it is at most half of `length`, that of the others: as a rule, a query is
+    much shorter than the documents.
+    """
+    return first_length if 0 < 2 * first_length <= length else length
+
+
+def computed_first_length(batch: Mapping[str, jax.Array]) -> int:
+    """Returns the `computed_length` of the first texts of a batch, whose inputs are [B, N, L]."""
+    _, num_texts, length = batch["input_ids"].shape
+    if num_texts == 1 or FIRST_MASK not in batch:
+        return length
+    return computed_length(batch[FIRST_MASK].shape[-1], length)
+
+
+def inputs(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Returns the inputs of a model in a batch, as arguments for `apply`."""
+    return {name: batch[name] for name in (*INPUTS, row_packing.NAME) if name in batch}
+
+
 def flat(apply: Callable[..., dict[str, jax.Array]]) -> Callable[..., dict[str, jax.Array]]:
     """Wraps `apply` to accept inputs [B, N, L] as B * N rows; its outputs have B * N rows."""
 
     def apply_flat(**inputs: jax.Array) -> dict[str, jax.Array]:
-        return apply(**{name: x.reshape(-1, x.shape[-1]) for name, x in inputs.items()})
+        rows = {name: x.reshape(-1, x.shape[-1]) for name, x in inputs.items() if name in INPUTS}
+        return apply(**inputs | rows)
 
     return apply_flat

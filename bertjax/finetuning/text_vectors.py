@@ -21,7 +21,6 @@ from bertjax.finetuning import projection, rows
 from bertjax.models.common import heads
 from bertjax.objectives.common import losses
 
-FIRST_MASK = "first_mask"  # feature of a batch: the attention mask of the first text of each row
 Apply = Callable[..., losses.Batch]
 
 
@@ -58,8 +57,8 @@ def pooled(
     otherwise it would need the activations of all chunks. Then the chunks also have different
     dropout.
 
-    If FIRST_MASK is in the batch and at most half as long as the inputs, the first texts are
-    computed with its length: as a rule, a query is much shorter than the documents.
+    Short first texts are computed with their own length, see `rows.computed_length`. Packed rows
+    (see `row_packing`) have as many groups for each device as there are chunks.
     """
 
     def of_texts(apply: Apply, inputs: losses.Batch) -> jax.Array:
@@ -77,10 +76,9 @@ def pooled(
         vectors = of_texts(numbered(count + part), firsts), of_texts(numbered(part), others)
         return jnp.concatenate(vectors, axis=1)
 
-    inputs = losses.inputs(batch, rows.INPUTS)
-    _, num_texts, length = inputs["attention_mask"].shape
-    first_length = batch[FIRST_MASK].shape[-1] if FIRST_MASK in batch else length
-    has_short = num_texts > 1 and 2 * first_length <= length
+    inputs = rows.inputs(batch)
+    first_length = rows.computed_first_length(batch)
+    has_short = first_length < inputs["input_ids"].shape[-1]
     if count == 1:
         return of_rows(inputs, 0) if has_short else of_texts(apply, inputs)
 

@@ -1,5 +1,8 @@
 """Batches whose rows are packed: each row once, in one shape, with the loss of plain batches."""
 
+import json
+import random
+
 import jax
 import numpy as np
 import pytest
@@ -99,6 +102,31 @@ def test_an_epoch_whose_order_does_not_fit_takes_that_of_a_trial(monkeypatch):
     assert sorted(label for each in found for label in each) == list(range(150))
 
 
+def test_a_row_of_several_texts_is_packed_text_by_text():
+    made, expected = [], set()
+    for number, sizes in enumerate(RNG.integers([1, 0, 0], 20, (40, 3))):  # tokens of each text
+        starts = 1000 * number + 100 * np.arange(3) + 1
+        mask = np.arange(sizes.max()) < sizes[:, None]
+        ids = np.where(mask, starts[:, None] + np.arange(sizes.max()), 0)
+        made.append({"input_ids": ids, "attention_mask": mask.astype(np.int32)})
+        expected |= {(start, size) for start, size in zip(starts, sizes, strict=True) if size}
+    features = dict.fromkeys(("input_ids", "attention_mask"), rows.Feature(np.int32))
+    plain = batching.Batches(made, features, rows.Lengths(100), batch_size=8, passes=3)
+    packed = packed_batches.PackedBatches(plain, shards=2, micro_batches=2)
+    assert packed.packed.rows * packed.packed.length < 2 * 3 * plain.lengths.mean()
+    found = []
+    for batch in packed.epoch(0, 0):
+        for group, sources in enumerate(batch["packed_from"]):
+            device, part = divmod(group, 2)
+            ids = batch["input_ids"].reshape(2, 2, 2, 3, -1)[device, :, part].ravel()
+            for packed_row in sources:
+                tokens = ids[packed_row[packed_row >= 0]]
+                for text in np.split(tokens, np.flatnonzero(tokens % 100 == 1)[1:]):
+                    assert (np.diff(text) == 1).all()
+                    found.append((text[0], len(text)))
+    assert len(found) == len(expected) and set(found) == expected
+
+
 def test_outputs_come_back_in_the_order_of_the_rows():
     made, _ = _batches(batch_size=16, shards=2, micro_batches=1)
     numbers = np.concatenate([n for n, _ in made.in_order()])
@@ -135,10 +163,10 @@ def root(tmp_path_factory):
     return root
 
 
-def _step(root, batches, num_devices=1, **values):
+def _step(task, root, batches, num_devices=1, **values):
     """Returns (tokens of a step, loss, first moments, dev outputs) with batches of this class."""
     values |= {"data__max_train": 16, "batch_size": 16, "num_epochs": 1}
-    config = toy_tasks.config("ner", root / "model", root, **values)
+    config = toy_tasks.config(task, root / "model", root, **values)
     mesh = sharding.make_mesh("data:-1", jax.devices()[:num_devices])
     with pytest.MonkeyPatch.context() as patch, jax.set_mesh(mesh):
         choose = (lambda plain, *_: plain) if batches is batching.Batches else batches
@@ -148,21 +176,71 @@ def _step(root, batches, num_devices=1, **values):
         (batch,) = made.batches(seed=0)
         loss, moments = toy_tasks.first_step(made, batch)
         outputs = made.outputs(made.place_trained(made.trained), "dev")
-        sizes = [len(row["input_ids"]) for row in made.encoded["dev"].rows]
+        # The first axis has tokens or, for several texts, these: the empty ones come last.
+        masks = [row["attention_mask"] for row in made.encoded["dev"].rows]
+        sizes = [mask.reshape(len(mask), -1).any(axis=1).sum() for mask in masks]
     by_row = {n: [x[:k] for x, k in zip(xs, sizes, strict=True)] for n, xs in outputs.items()}
     return batching.num_tokens(batch), loss, moments, by_row
 
 
 @pytest.mark.parametrize(("num_devices", "size"), [(1, 0), (1, 4), (2, 8)])
 def test_a_step_has_the_gradients_and_the_predictions_of_plain_batches(root, num_devices, size):
-    plain_tokens, plain_loss, plain_moments, plain = _step(root, batching.Batches)
+    _compare("ner", root, num_devices, {}, micro_batch_size=size)
+
+
+def _compare(task, root, num_devices, common, tolerance=1e-5, **values):
+    plain_tokens, plain_loss, plain_moments, plain = _step(task, root, batching.Batches, **common)
     tokens, loss, moments, outputs = _step(
-        root, packed_batches.PackedBatches, num_devices, micro_batch_size=size
+        task, root, packed_batches.PackedBatches, num_devices, **common, **values
     )
     assert tokens < plain_tokens and loss == pytest.approx(plain_loss, rel=1e-5)
-    limit = 1e-5 * np.abs(plain_moments).max()
+    limit = tolerance * np.abs(plain_moments).max()
     np.testing.assert_allclose(moments, plain_moments, rtol=0, atol=limit)
     assert outputs.keys() == plain.keys()
     for name, by_row in outputs.items():
         for mine, theirs in zip(by_row, plain[name], strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Folders with texts of 1 to 9 words: some of the examples lack a negative, or a choice."""
+    root = tmp_path_factory.mktemp("texts")
+    for name in ("texts", "choices"):
+        toy_tasks.model(root / name)
+    draw = random.Random(0)
+
+    def text():
+        return " ".join(draw.choices(toy_tasks.WORDS, k=draw.choice([1, 2, 3, 9])))
+
+    for split in ("train", "dev"):
+        lines = []
+        for number in range(16):
+            found = [f"{text()} {n} {number}" for n in range(4)]
+            lines.append({"query": found[0], "positive": found[1], "label": number % 2,
+                          "negatives": found[2 : 3 + number % 2], "context": text(),
+                          "choices": found[: 2 + number % 3]})  # fmt: skip
+        keys_of = {"texts": ("query", "positive", "negatives"),
+                   "choices": ("context", "choices", "label")}  # fmt: skip
+        for name, keys in keys_of.items():
+            records = [json.dumps({key: line[key] for key in keys}) for line in lines]
+            (root / name / f"{split}.jsonl").write_text("\n".join(records))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("task", "num_devices", "values"),
+    [
+        ("embeddings", 1, {}),
+        ("embeddings", 1, {"kind__chunk_size": 4, "kind__symmetric": True}),
+        ("embeddings", 2, {"kind__chunk_size": 4, "kind__pooling": "max"}),
+        ("rerank", 1, {"micro_batch_size": 4}),
+        ("rerank", 2, {}),
+        ("multiple_choice", 2, {"micro_batch_size": 8}),
+    ],
+)
+def test_so_has_a_step_on_rows_of_several_texts(texts, task, num_devices, values):
+    common = {name: x for name, x in values.items() if name.startswith("kind__")}
+    config = {name: x for name, x in values.items() if name not in common}
+    data = texts / ("choices" if task == "multiple_choice" else "texts")
+    _compare(task, data, num_devices, common, 5e-5, **config)

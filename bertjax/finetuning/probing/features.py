@@ -23,7 +23,6 @@ from bertjax.finetuning.probing import labelled
 from bertjax.finetuning.task_types import base
 from bertjax.inference import pretrained
 from bertjax.models.common import heads
-from bertjax.objectives.common import losses
 
 MAX_BYTES = 2**30  # of the states of a split
 _BATCH_BYTES = 2**26  # of the states of a batch
@@ -95,7 +94,7 @@ def _step(model: Any, pooling: str) -> Callable[[Any, Any], dict[str, jax.Array]
     """Returns a function from (params, batch) to states [B, M, L, D]; if pooled, [B, M, D]."""
 
     def compute(params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        inputs = losses.inputs(batch, rows.INPUTS)
+        inputs = rows.inputs(batch)
         outputs = model.apply({"params": params}, **inputs, **{_KEPT: True})
         states = outputs["hidden_states"].astype(jnp.float32)
         if pooling:

@@ -74,9 +74,7 @@ class TaskType(abc.ABC):
     read_label: ClassVar[Callable[[readers.Record, Any], Any] | None] = None
     # Fields of Config that earlier versions did not store, with the values that they used.
     former: ClassVar[Mapping[str, Any]] = {}
-    # Whether the loss of a row depends on other rows. Then a batch has only one micro-batch.
-    across_rows: ClassVar[bool] = False
-    packs: ClassVar[bool] = False  # whether the inputs of an example are one row, see `row_packing`
+    across_rows: ClassVar[bool] = False  # whether the loss of a row depends on others in its batch
     searches: ClassVar[bool] = False  # whether dev and test may be collections, see `Queries`
     loops: ClassVar[bool] = False  # whether a prediction needs `predict_loop`
     # {output: its meaning}, for the description of an exported program; {}: has no such program
@@ -223,6 +221,10 @@ class TaskType(abc.ABC):
     ) -> dict[str, np.ndarray]:
         """Returns the outputs for `decode`, for a type that needs many forward passes."""
         raise NotImplementedError(f"{self.name} predicts in one forward pass")
+
+    def chunks(self, num_rows: int) -> int:
+        """Returns into how many chunks the type splits the rows of a batch, if `across_rows`."""
+        return 1
 
     def prompted(self, apply: Apply) -> Apply:
         """Wraps `apply` so that each row has the prompt after its first token.

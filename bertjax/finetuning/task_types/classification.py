@@ -50,7 +50,6 @@ class TaskType(base.TaskType):
     model_kinds = ("encoder", "decoder")
     libraries = ("sklearn",)
     weighs_classes = True
-    packs = True
     heads = ("classifier",)
     former = types.MappingProxyType({"sigmoid": False})
     Config = Config
@@ -134,7 +133,7 @@ class TaskType(base.TaskType):
 
         label_loss is the cross entropy in nats; for regression, the squared error.
         """
-        logits_BC = apply(**losses.inputs(batch, rows.INPUTS))["class_logits"]
+        logits_BC = apply(**rows.inputs(batch))["class_logits"]
         weights_B = losses.label_weights(batch)
         if self.config.regression:
             error_B = (self._numbers(logits_BC)[:, 0] - batch["label"]) ** 2
@@ -150,7 +149,7 @@ class TaskType(base.TaskType):
         self, apply: Callable[..., losses.Batch], batch: losses.Batch
     ) -> dict[str, jax.Array]:
         """Returns {"scores" float32[B, C]}: the probabilities of the labels, or the number."""
-        logits_BC = apply(**losses.inputs(batch, rows.INPUTS))["class_logits"]
+        logits_BC = apply(**rows.inputs(batch))["class_logits"]
         scores_BC = self._numbers if self.config.regression else jax.nn.softmax
         return {"scores": scores_BC(logits_BC)}
 

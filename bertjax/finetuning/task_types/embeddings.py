@@ -101,6 +101,11 @@ class TaskType(base.TaskType):
         """Whether the loss compares a row with the others of its batch, or embeds it in chunks."""
         return self.config.loss == "ranking" or self.config.chunk_size > 0
 
+    def chunks(self, num_rows: int) -> int:
+        """Returns into how many chunks a batch is split; 1 if it cannot be split evenly."""
+        size = self.config.chunk_size
+        return num_rows // size if size and num_rows % size == 0 else 1
+
     @property
     def pooling(self) -> str:
         """How the vector of a text is pooled from its tokens, one of `heads.POOLINGS`."""
@@ -191,7 +196,7 @@ class TaskType(base.TaskType):
         label = rows.Feature(np.int32 if self.config.loss == "ranking" else np.float32, "")
         return {
             **rows.FEATURES,
-            text_vectors.FIRST_MASK: rows.Feature(np.int32, "first_length"),
+            rows.FIRST_MASK: rows.Feature(np.int32, "first_length"),
             "label": label,
             "label_weight": rows.Feature(np.float32, ""),
         }
@@ -215,7 +220,7 @@ class TaskType(base.TaskType):
             inputs = [form.enclose([text], self.lengths.length) for text in texts]
             truncated[i] = any(enclosed.truncated for enclosed in inputs)
             row = rows.stack([enclosed.row for enclosed in inputs], num_texts)
-            row[text_vectors.FIRST_MASK] = inputs[0].row["attention_mask"]
+            row[rows.FIRST_MASK] = inputs[0].row["attention_mask"]
             is_labelled = example.label is not None
             if self.config.loss == "cosine":
                 row["label"] = np.array((example.label or 0.0) / self.config.max_score, np.float32)
@@ -279,8 +284,7 @@ class TaskType(base.TaskType):
         self, apply: Callable[..., losses.Batch], batch: losses.Batch
     ) -> dict[str, jax.Array]:
         """Returns {"vectors": float32[B, N, D]}; each has length 1 if `normalize` is on."""
-        size, num_rows = self.config.chunk_size, batch["input_ids"].shape[0]
-        count = num_rows // size if size and num_rows % size == 0 else 1
+        count = self.chunks(batch["input_ids"].shape[0])
         vectors_BND = text_vectors.vectors(apply, batch, self.pooling, self.projection, count)
         return {"vectors": heads_lib.unit(vectors_BND) if self.normalize else vectors_BND}
 

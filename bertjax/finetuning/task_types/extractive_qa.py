@@ -66,7 +66,6 @@ class TaskType(base.TaskType):
     """Predicts a span of the context with the head "span"."""
 
     model_kinds = ("encoder",)
-    packs = True
     heads = ("span",)
     Config = Config
     output_notes = types.MappingProxyType(
@@ -287,7 +286,7 @@ def _answer_tokens(example: Example, tokens: Tokens) -> tuple[int, int]:
 
 def _logits(apply: Callable[..., losses.Batch], batch: losses.Batch) -> jax.Array:
     """Returns [B, 2, L]; padding is masked out."""
-    logits_BL2 = apply(**losses.inputs(batch, rows.INPUTS))["span_logits"]
+    logits_BL2 = apply(**rows.inputs(batch))["span_logits"]
     real_BL = batch["attention_mask"] > 0
     return jnp.swapaxes(jnp.where(real_BL[:, :, None], logits_BL2, layers.MASKED), 1, 2)
 

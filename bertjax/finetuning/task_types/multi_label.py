@@ -53,7 +53,6 @@ class TaskType(base.TaskType):
 
     model_kinds = ("encoder", "decoder")
     libraries = ("sklearn",)
-    packs = True
     heads = ("classifier",)
     Config = Config
     output_notes = types.MappingProxyType(
@@ -146,7 +145,7 @@ class TaskType(base.TaskType):
         return {"scores": jax.nn.sigmoid(self._logits(apply, batch))}
 
     def _logits(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> jax.Array:
-        logits_BC = apply(**losses.inputs(batch, rows.INPUTS))["class_logits"]
+        logits_BC = apply(**rows.inputs(batch))["class_logits"]
         return logits_BC.astype(jnp.float32)
 
     can_be_taught = True

@@ -138,5 +138,5 @@ class TaskType(base.TaskType):
 
 def _logits(apply: Callable[..., losses.Batch], batch: losses.Batch) -> jax.Array:
     mask_BN = batch["choice_mask"] > 0
-    outputs = rows.flat(apply)(**losses.inputs(batch, rows.INPUTS))
+    outputs = rows.flat(apply)(**rows.inputs(batch))
     return jnp.where(mask_BN, outputs["class_logits"].reshape(mask_BN.shape), layers.MASKED)

@@ -257,7 +257,7 @@ class TaskType(base.TaskType):
 
 def _scores(apply: Callable[..., losses.Batch], batch: losses.Batch) -> jax.Array:
     """Returns float32[B, N]: the output of the head for each document."""
-    logits = rows.flat(apply)(**losses.inputs(batch, rows.INPUTS))["class_logits"]
+    logits = rows.flat(apply)(**rows.inputs(batch))["class_logits"]
     return logits.astype(jnp.float32).reshape(batch["label"].shape)
 
 

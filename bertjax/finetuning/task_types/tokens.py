@@ -84,7 +84,6 @@ class TaskType(base.TaskType):
     libraries = ("seqeval",)
     # Earlier versions encoded each word alone.
     former = types.MappingProxyType({"encoding": "words"})
-    packs = True
     heads = ("token_classifier",)
     Config = Config
     output_notes = types.MappingProxyType(
@@ -194,7 +193,7 @@ class TaskType(base.TaskType):
 
     def loss(self, apply: Callable[..., losses.Batch], batch: losses.Batch) -> metrics.Terms:
         """Returns token_loss, the cross entropy in nats, and token_accuracy, of trained pieces."""
-        logits_BLC = apply(**losses.inputs(batch, rows.INPUTS))["token_logits"]
+        logits_BLC = apply(**rows.inputs(batch))["token_logits"]
         weights = losses.target_weights(batch)
         return losses.classification("token", logits_BLC, batch["targets"], weights)
 
@@ -205,7 +204,7 @@ class TaskType(base.TaskType):
 
         They are "tags" int32[B, L] and "probabilities" float32[B, L].
         """
-        logits_BLC = apply(**losses.inputs(batch, rows.INPUTS))["token_logits"]
+        logits_BLC = apply(**rows.inputs(batch))["token_logits"]
         return {
             "tags": jnp.argmax(logits_BLC, axis=-1).astype(jnp.int32),
             "probabilities": jax.nn.softmax(logits_BLC).max(axis=-1),
