@@ -22,7 +22,7 @@ from bertjax.data.tokenizers import tokenizer as tokenizer_lib
 from bertjax.models.common import row_packing
 
 TEACHER = "teacher_targets"  # a teacher's outputs in a row, see `distillation`
-FIRST_MASK = "first_mask"  # the attention mask of the first text of a row, as long as these
+FIRST_MASK = "first_mask"  # attention mask of a row's first text, padded for first texts alone
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 Row = dict[str, np.ndarray]
