@@ -20,14 +20,11 @@ Unless `normalize` is off, the vector is scaled to length 1. There are three los
                   The student's score is the inner product of the vectors.
 
 With `matryoshka`, the loss is the sum of the losses of the vectors truncated to each size (Kusupati
-et al., arXiv 2205.13147), so that truncated vectors can be used too. With `chunk_size`, the texts
-are embedded in chunks whose activations are not kept: the backward pass takes the gradient with
-respect to the vectors and computes each chunk again, with the same dropout (gradient caching, Gao
-et al., arXiv 2101.06983). The gradients are those of the whole batch, with the memory of a chunk.
+et al., arXiv 2205.13147), so that truncated vectors can be used too. With `chunk_size`, a batch has
+the memory of a chunk, and the gradients are those of the whole batch (see `text_vectors`).
 
-If the pairs have scores, the evaluation correlates them with the similarities. Otherwise it
-measures how well the second text of a pair is retrieved from the second texts and hard negatives of
-all pairs.
+With scores, the evaluation correlates them with the similarities. Without, it measures how well the
+second text of a pair is retrieved from the second texts and hard negatives of all pairs.
 
 Shapes: B batch, N texts of an example, L length, D vector, K hard negatives of an example.
 """
@@ -102,7 +99,7 @@ class TaskType(base.TaskType):
         return self.config.loss == "ranking" or self.config.chunk_size > 0
 
     def chunks(self, num_rows: int) -> int:
-        """Returns into how many chunks a batch is split; 1 if it cannot be split evenly."""
+        """Returns the number of chunks of a batch; 1 if it cannot be split evenly."""
         size = self.config.chunk_size
         return num_rows // size if size and num_rows % size == 0 else 1
 
