@@ -99,8 +99,8 @@ def _search(name: str, data: pathlib.Path, folder: pathlib.Path) -> finetune.Cas
     return finetune.Case(task, str(folder), "train.jsonl", "dev.jsonl", 0, 2, batch_size=size)
 
 
-def _config(name: str, flags: argparse.Namespace, temporary: pathlib.Path) -> Any:
-    """Returns the recipe of a task."""
+def recipe_of(name: str, flags: argparse.Namespace, temporary: pathlib.Path) -> Any:
+    """Returns the recipe of a task. temporary: a folder for files."""
     in_search = name in SEARCH
     case = _search(name, flags.data, temporary) if in_search else finetune.TASKS[name]
     folder = flags.data / case.folder
@@ -134,7 +134,7 @@ def _measure(flags: argparse.Namespace, temporary: pathlib.Path) -> None:
     """Prints the rows of the table."""
     mesh, source = sharding.make_mesh("data:1", jax.devices()[:1]), loading.load(flags.model)
     for name in flags.tasks.split(","):
-        config = _config(name, flags, temporary)
+        config = recipe_of(name, flags, temporary)
         with jax.set_mesh(mesh):
             both = [Contender(kind, config, mesh, source) for kind in ("padded", "packed")]
             for batches in zip(*(each.steps(flags.steps) for each in both), strict=True):
