@@ -97,7 +97,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(root, whole, tmp_path, monk
     assert _content(tmp_path / "out") == _content(whole)
 
 
-def _job(root, out, mesh, extra=()):
+def _job(root, out, mesh):
     port = test_distributed.free_port()
     started = [
         subprocess.Popen(
@@ -105,7 +105,7 @@ def _job(root, out, mesh, extra=()):
              "--task=classification", f"--data={root}", f"--output={out}", "--lr=1e-2",
              f"--coordinator=127.0.0.1:{port}", "--num_processes=2", f"--process_id={i}",
              "--config.max_length=40", "--config.batch_size=8", "--config.num_epochs=2",
-             "--config.dropout_rate=0.1", "--config.log_every=4", f"--config.mesh={mesh}", *extra],
+             "--config.dropout_rate=0", "--config.log_every=4", f"--config.mesh={mesh}"],
             env=children.environment(2), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for i in range(2)
@@ -120,7 +120,10 @@ def _job(root, out, mesh, extra=()):
 
 
 @pytest.mark.proof
-def test_two_processes_end_where_one_does(root, whole, tmp_path):
+def test_two_processes_end_where_one_does(root, tmp_path):
+    """Without dropout, whose masks are of packed rows, which depend on the number of devices."""
+    whole = tmp_path / "whole"
+    run.finetune(_config(root, dropout_rate=0.0), whole)
     ends = _job(root, tmp_path / "out", "fsdp:4")
     for _, err, code in ends:
         assert code == 0, err
@@ -130,7 +133,8 @@ def test_two_processes_end_where_one_does(root, whole, tmp_path):
     ours = artifact.flatten(artifact.read(whole / "artifact").params)
     assert theirs.keys() == ours.keys()
     for name, leaf in ours.items():
-        np.testing.assert_allclose(theirs[name], leaf, atol=1e-5, err_msg=name)
+        if not name.endswith("key/bias"):  # a softmax cancels it: its gradient is rounding alone
+            np.testing.assert_allclose(theirs[name], leaf, atol=1e-5, err_msg=name)
     assert _content(tmp_path / "out")[1]["best"] == _content(whole)[1]["best"]
 
 
