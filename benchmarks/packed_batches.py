@@ -6,11 +6,11 @@
 The tasks are those of finetune.py, with its epochs, and tasks of search, with 1,800 pairs for train
 and 200 for dev: squad_vectors and tatoeba_vectors train vectors of pairs (questions and paragraphs,
 sentences and their translations), squad_rerank a cross-encoder on the questions, each with its
-paragraph and three others. For each, prints the lengths of the rows of
-train and dev, for each of which a program is compiled, the tokens of an epoch, padding included,
-beside those of the text, and CPU seconds: to compile the train step and the prediction of dev, for
-an epoch (the mean of STEPS steps, spread over the epoch), and for dev. Both kinds of batches take
-turns, step by step. Parameters are trained, but nothing is kept.
+paragraph and three others. For each, prints the lengths of the rows of train and dev, for each of
+which a program is compiled, the tokens of an epoch, padding included, beside those of the text, and
+CPU seconds: to compile the train step and the prediction of dev, for an epoch (the mean of STEPS
+steps, spread over the epoch), and for dev. Both kinds of batches take turns, step by step.
+Parameters are trained, but nothing is kept.
 """
 
 import argparse

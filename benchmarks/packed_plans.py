@@ -5,9 +5,9 @@
 
 The model has the size of BERT-base; MODEL, a smaller BERT, gives the tokenizer. The tasks are those
 of packed_batches.py. The gradients of a step are compiled for each shape of the batches on four
-chips of v5e, over which the rows are split. For each shape, prints how many batches of an epoch
-have it, the operations and the bytes of a chip, and the milliseconds that a chip needs for each at
-its peak. Nothing is executed, and the update of the parameters is left out.
+chips of v5e, over which the rows are split. For each shape, prints the steps of an epoch, the
+operations and the bytes of a chip, and the milliseconds that a chip needs for each at its peak.
+Nothing is executed, and the update of the parameters is left out.
 """
 
 import argparse
@@ -108,7 +108,7 @@ def main() -> int:
     batching._CPU = batching._ACCELERATOR  # the prices of the chips to compile for
     chips = topologies.get_topology_desc(platform="tpu", **TOPOLOGY.libtpu).devices
     mesh = sharding.make_mesh("data:4", chips)
-    print("| task | batches | shape | an epoch has | GFLOP | GB | ms, operations | ms, bytes |"
+    print("| task | batches | shape | steps | GFLOP | GB | ms, operations | ms, bytes |"
           "\n|---|---|---|---:|---:|---:|---:|---:|")  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         for name in flags.tasks.split(","):

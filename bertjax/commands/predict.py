@@ -183,7 +183,6 @@ def _predict(model: predictor.Predictor, flags: argparse.Namespace) -> None:
 
 
 def _predict_file(model: predictor.Predictor, flags: argparse.Namespace) -> None:
-    output = flags.output
     task = model.task_of(flags.data, flags.text_column or "", flags.label_column or "")
     examples = tasks.read(task, flags.data, "test", scored=False)
     unused = tasks.unused_columns(task, [flags.data])
@@ -193,11 +192,11 @@ def _predict_file(model: predictor.Predictor, flags: argparse.Namespace) -> None
     with progress.stage("predicting") as done:
         _, predictions = model.answer(unlabelled, done)
     lines = output_folder.prediction_lines(examples, predictions)
-    if output is None:
+    if flags.output is None:
         print(lines, end="")
         return
-    files.write_text(pathlib.Path(output), lines)
-    print(f"{len(examples)} predictions in {output}")
+    files.write_text(pathlib.Path(flags.output), lines)
+    print(f"{len(examples)} predictions in {flags.output}")
 
 
 def _predict_collection(model: pretrained.Pretrained, flags: argparse.Namespace) -> None:

@@ -42,7 +42,7 @@ def _can_be_packed(job: "job_lib.Job") -> bool:
     """
     is_encoder = issubclass(plugins.family(job.family).Model, encoders.Model)
     is_changed = job.task_type.prompt_ids or job.strategy.body_stays
-    return is_encoder and not is_changed and job.shared.tasks == 1
+    return is_encoder and job.task_type.packs and not is_changed and job.shared.tasks == 1
 
 
 def micro_batches(job: "job_lib.Job", batch: Mapping[str, jax.Array]) -> int:

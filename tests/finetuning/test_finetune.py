@@ -264,6 +264,7 @@ def test_a_cpu_takes_large_batches_in_parts(root, tmp_path, monkeypatch, across_
         with jax.set_mesh(mesh):
             made = job.make(config, loading.load(config.model), mesh)
             monkeypatch.setattr(type(made.task_type), "across_rows", across_rows)
+            monkeypatch.setattr(type(made.task_type), "packs", not across_rows)
             (batch, *_) = made.train_batches.one_of_each_shape(in_order=False)
             counts.append(job_batches.micro_batches(made, batch))
             trained, _ = training.train(made, 1e-2, 0, tmp_path / str(tokens))

@@ -133,8 +133,9 @@ def test_two_processes_end_where_one_does(root, tmp_path):
     ours = artifact.flatten(artifact.read(whole / "artifact").params)
     assert theirs.keys() == ours.keys()
     for name, leaf in ours.items():
-        if not name.endswith("key/bias"):  # a softmax cancels it: its gradient is rounding alone
-            np.testing.assert_allclose(theirs[name], leaf, atol=1e-5, err_msg=name)
+        # A softmax cancels the biases of the keys: their gradient is rounding alone.
+        limit = 5e-5 if name.endswith("key/bias") else 1e-5
+        np.testing.assert_allclose(theirs[name], leaf, atol=limit, err_msg=name)
     assert _content(tmp_path / "out")[1]["best"] == _content(whole)[1]["best"]
 
 

@@ -75,6 +75,7 @@ class TaskType(abc.ABC):
     # Fields of Config that earlier versions did not store, with the values that they used.
     former: ClassVar[Mapping[str, Any]] = {}
     across_rows: ClassVar[bool] = False  # whether the loss of a row depends on others in its batch
+    packs: ClassVar[bool] = False  # whether it gives the model `rows.inputs`, with packed rows
     searches: ClassVar[bool] = False  # whether dev and test may be collections, see `Queries`
     loops: ClassVar[bool] = False  # whether a prediction needs `predict_loop`
     # {output: its meaning}, for the description of an exported program; {}: has no such program
@@ -93,7 +94,6 @@ class TaskType(abc.ABC):
 
     def for_model(self, source: artifact.Artifact) -> Self:
         """Returns the task type with options adapted to the model that fine-tuning starts from."""
-        del source
         return self
 
     def for_train(self, examples: Sequence[Any]) -> Self:
@@ -223,7 +223,7 @@ class TaskType(abc.ABC):
         raise NotImplementedError(f"{self.name} predicts in one forward pass")
 
     def chunks(self, num_rows: int) -> int:
-        """Returns into how many chunks the type splits the rows of a batch, if `across_rows`."""
+        """Returns the number of chunks into which the type splits a batch, if `across_rows`."""
         return 1
 
     def prompted(self, apply: Apply) -> Apply:

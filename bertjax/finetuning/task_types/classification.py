@@ -50,6 +50,7 @@ class TaskType(base.TaskType):
     model_kinds = ("encoder", "decoder")
     libraries = ("sklearn",)
     weighs_classes = True
+    packs = True
     heads = ("classifier",)
     former = types.MappingProxyType({"sigmoid": False})
     Config = Config

@@ -87,8 +87,7 @@ class TaskType(base.TaskType):
     """Trains a model to map texts to vectors: pooled states, and any dense layers behind them."""
 
     model_kinds = ("encoder",)
-    any_texts = True
-    searches = True
+    any_texts = searches = packs = True
     heads = ()  # the vectors are pooled from the last hidden states
     Config = Config
     output_notes = types.MappingProxyType({"vectors": "the vector of each text"})

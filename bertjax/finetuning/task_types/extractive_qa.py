@@ -66,6 +66,7 @@ class TaskType(base.TaskType):
     """Predicts a span of the context with the head "span"."""
 
     model_kinds = ("encoder",)
+    packs = True
     heads = ("span",)
     Config = Config
     output_notes = types.MappingProxyType(

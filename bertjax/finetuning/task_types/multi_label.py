@@ -53,6 +53,7 @@ class TaskType(base.TaskType):
 
     model_kinds = ("encoder", "decoder")
     libraries = ("sklearn",)
+    packs = True
     heads = ("classifier",)
     Config = Config
     output_notes = types.MappingProxyType(

@@ -34,6 +34,7 @@ class TaskType(base.TaskType):
     """Predicts one of several choices; the head "classifier" scores each of them."""
 
     model_kinds = ("encoder", "decoder")
+    packs = True
     heads = ("pooler", "classifier")  # families without a pooler use only the classifier
     Config = Config
     hf_class = "ForMultipleChoice"

@@ -57,6 +57,7 @@ class TaskType(base.TaskType):
 
     model_kinds = ("encoder", "decoder")
     libraries = ("pytrec_eval",)
+    packs = True
     heads = ("classifier",)
     Config = Config
 

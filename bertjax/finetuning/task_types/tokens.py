@@ -84,6 +84,7 @@ class TaskType(base.TaskType):
     libraries = ("seqeval",)
     # Earlier versions encoded each word alone.
     former = types.MappingProxyType({"encoding": "words"})
+    packs = True
     heads = ("token_classifier",)
     Config = Config
     output_notes = types.MappingProxyType(
