@@ -95,7 +95,7 @@ class Windows:
                 f"{len(records)} records of the dataset give no sample: their documents are too "
                 "short for this objective (a pair of segments needs at least two tokens)"
             )
-        return window, table[rng.permutation("window/samples", len(table))[0]]
+        return window, table.take(rng.permutation("window/samples", len(table))[0])
 
     def _permute(self, epoch: int) -> np.ndarray:
         rng = RowRandom(row_keys(self._seed, epoch, np.array([0])))
@@ -142,15 +142,16 @@ class Stream:
         epochs, indices = np.divmod(positions, self.samples_per_epoch)
         w = np.searchsorted(self._starts, indices, side="right") - 1
         numbers = epochs * len(self._windows) + w  # window numbers, counted across epochs
+        keys = np.empty(len(numbers), np.uint64)
         parts = []
-        for number in np.unique(numbers):
-            member = np.flatnonzero(numbers == number)
-            window, table = self._read_ahead.get(int(number))
+        for number, member in groups(numbers):
+            epoch, w = divmod(number, len(self._windows))
+            window, table = self._read_ahead.get(number)
             # If the table has fewer samples than are used of the window, it is repeated.
-            sample = (indices - self._starts[w])[member] % len(table)
-            parts.append((member, self._sampling.assemble(window, table[sample])))
-        batch = parts[0][1] if len(parts) == 1 else merge(parts, len(positions))
-        return batch, row_keys(self._seed, epochs, indices)
+            sample = (indices[member] - self._starts[w]) % len(table)
+            parts.append((member, self._sampling.assemble(window, table.take(sample))))
+            keys[member] = row_keys(self._seed, epoch, indices[member])
+        return merge(parts, len(numbers)), keys
 
 
 def train_batches(
@@ -248,11 +249,22 @@ class _ReadAhead:
         return self._futures[number]
 
 
-def merge(parts: list[tuple[np.ndarray, Batch]], rows: int) -> Batch:
+def groups(numbers: np.ndarray) -> Iterator[tuple[int, slice | np.ndarray]]:
+    """Yields each number and where it is in `numbers`: all of the array, or these indices."""
+    if len(numbers) and numbers.min() == numbers.max():
+        yield int(numbers[0]), slice(None)
+        return
+    for number in np.unique(numbers):
+        yield int(number), np.flatnonzero(numbers == number)
+
+
+def merge(parts: list[tuple[slice | np.ndarray, Batch]], rows: int) -> Batch:
     """Merges parts into one batch of `rows` rows.
 
     A part is a pair: the indices of its rows in the merged batch, and a batch of these rows.
     """
+    if len(parts) == 1:
+        return parts[0][1]
     merged = {
         name: np.empty((rows, *value.shape[1:]), value.dtype) for name, value in parts[0][1].items()
     }

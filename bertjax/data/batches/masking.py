@@ -13,9 +13,10 @@ Shapes: B rows, L length, P predictions per row.
 
 import numpy as np
 
-from bertjax.data.batches.rng import RowRandom
+from bertjax.data.batches.rng import RowRandom, integers, uniform
 
 _LAST_BIT = 31  # set in the scores of positions that are not candidates; no candidate has it
+_LARGEST = np.uint32((1 << _LAST_BIT) - 1)  # the largest score of a candidate
 
 
 def counts(lengths_B: np.ndarray, rate: float, limit: int) -> np.ndarray:
@@ -48,12 +49,14 @@ def choose_tokens(
     Returns:
       positions int32[B, P], ascending, and weights float32[B, P], 1 where a slot is used.
     """
-    positions_BP = shuffled(candidates_BL, rng)[:, :limit]
-    used_BP = np.arange(limit) < np.minimum(counts_B, numbers_of(candidates_BL))[:, None]
-    positions_BP = np.where(used_BP, positions_BP, candidates_BL.shape[1])
+    length = candidates_BL.shape[1]
+    score_BP = _sorted_scores(candidates_BL, rng)[:, :limit]
+    used_BP = np.arange(limit) < counts_B[:, None]
+    used_BP &= score_BP <= _LARGEST
+    positions_BP = np.where(used_BP, score_BP & _low_bits(length), np.uint32(length))
     positions_BP.sort(axis=1)
-    positions_BP[~used_BP] = 0
-    return positions_BP, used_BP.astype(np.float32)
+    positions_BP *= used_BP  # the slots in use come first, before and after sorting
+    return positions_BP.view(np.int32), used_BP.astype(np.float32)
 
 
 def choose_words(
@@ -170,10 +173,9 @@ def apply(
     count, length = positions_BP.shape[1], input_ids_BL.shape[1]
     places_BP = positions_BP + length * np.arange(len(positions_BP))[:, None]
     truth_BP = input_ids_BL.reshape(-1).take(places_BP, mode="clip")
-    random_BP = random_ids.take(
-        rng.integers("masking/random", 0, len(random_ids), count), mode="clip"
-    )
-    action_BP = rng.uniform("masking/action", count)
+    random_BP, action_BP = rng.bits_of(("masking/random", "masking/action"), count)
+    random_BP = random_ids.take(integers(random_BP, 0, len(random_ids)), mode="clip")
+    action_BP = uniform(action_BP)
     if deciders_BP is not None:
         action_BP = np.take_along_axis(action_BP, deciders_BP, axis=1)
     # Unused slots have position 0, which is never chosen. They write back the token at position 0.
@@ -187,18 +189,29 @@ def apply(
 
 
 def shuffled(candidates_BL: np.ndarray, rng: RowRandom) -> np.ndarray:
-    """Returns int32[B, L]: the columns of each row, the candidates first and in random order.
+    """Returns int32[B, L]: the columns of each row, the candidates first and in random order."""
+    score_BL = _sorted_scores(candidates_BL, rng)
+    score_BL &= _low_bits(candidates_BL.shape[1])
+    return score_BL.view(np.int32)
 
-    A random score and the column are packed into one 32-bit word. No two words of a row are equal,
-    so the order does not depend on the sort algorithm. Sorting the words is several times faster
-    than argsort.
+
+def _sorted_scores(candidates_BL: np.ndarray, rng: RowRandom) -> np.ndarray:
+    """Returns uint32[B, L]: a word for each column, sorted in each row.
+
+    A random score and the column are packed into one word: the column in the `_low_bits`, the score
+    above them. The words of candidates are at most _LARGEST. No two words of a row are equal, so
+    the order does not depend on the sort algorithm. Sorting the words is several times faster than
+    argsort.
     """
     length = candidates_BL.shape[1]
-    low_bits = np.uint32((1 << (length - 1).bit_length()) - 1)
     score_BL = rng.bits("masking/score", length) >> np.uint32(1)
-    score_BL &= ~low_bits
+    score_BL &= ~_low_bits(length)
     score_BL |= np.arange(length, dtype=np.uint32)
     score_BL |= np.left_shift(~candidates_BL, _LAST_BIT, dtype=np.uint32)
     score_BL.sort(axis=1)
-    score_BL &= low_bits
-    return score_BL.view(np.int32)
+    return score_BL
+
+
+def _low_bits(length: int) -> np.uint32:
+    """Returns the bits that a column below `length` needs."""
+    return np.uint32((1 << (length - 1).bit_length()) - 1)

@@ -129,10 +129,8 @@ class Mixture:
         indices, positions = self._order.places(numbers)
         keys = np.empty(len(numbers), np.uint64)
         parts = []
-        for index, stream in enumerate(self._streams):
-            member = np.flatnonzero(indices == index)
-            if len(member):
-                part, keys[member] = stream.samples(self._first[index] + positions[member])
-                parts.append((member, part))
-        batch = parts[0][1] if len(parts) == 1 else loader.merge(parts, len(numbers))
-        return self._transform(batch, RowRandom(keys))
+        for index, member in loader.groups(indices):
+            positions_of = self._first[index] + positions[member]
+            part, keys[member] = self._streams[index].samples(positions_of)
+            parts.append((member, part))
+        return self._transform(loader.merge(parts, len(numbers)), RowRandom(keys))

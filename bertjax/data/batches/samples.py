@@ -9,12 +9,12 @@ A window holds the text of some records of the prepared dataset as flat arrays. 
 
 A window is segmented in two steps. The first step assumes that a sample starts at every sentence,
 and computes where the next sample would then start. The second step follows these links from the
-first sentence of the window. Random numbers are therefore drawn for every sentence, and a sample
-uses those of its first sentence. Unless samples may cross documents, no link jumps over the start
-of a document, so each document is used.
+first sentence of each part or, if samples may cross documents, of the window. Random numbers are
+therefore drawn for every sentence, and a sample uses those of its first sentence.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -84,20 +84,19 @@ class TwoSegments:
         """Returns input_ids, attention_mask, token_type_ids int32[B, L] and the label int32[B]."""
         a_size, b_size, size = table["a_size"], table["b_size"], self.length
         # The masks are -1 where true and 0 elsewhere, so that bits are selected without branches.
-        in_b = _before(a_size + 2, size)
-        np.invert(in_b, out=in_b)
+        in_a = _before(a_size + 2, size)
         real = _before(a_size + b_size + 3, size)
-        ids = _rows(window.tokens, table["a"] - 1, size)
-        others = _rows(window.tokens, table["b"] - a_size - 2, size)
+        ids = _rows(window.tokens, table["b"] - a_size - 2, size)
+        others = _rows(window.tokens, table["a"] - 1, size)
         others ^= ids
-        others &= in_b
+        others &= in_a
         ids ^= others
         _close(ids, real, self.specials, a_size + 1, a_size + b_size + 2)
-        in_b &= real
+        types = np.subtract(in_a, real, out=in_a)
         return {
             "input_ids": ids,
             "attention_mask": np.negative(real, out=real),
-            "token_type_ids": np.negative(in_b, out=in_b),
+            "token_type_ids": types,
             self.label: table["label"].astype(np.int32),
         }
 
@@ -146,7 +145,7 @@ class Pairs(TwoSegments):
         else:
             foreign = (rng.uniform("pairs/foreign", n)[0] < self.random_next_rate) | (size == 1)
 
-        s = follow(np.where(foreign, a_end, chunk_end))
+        s = follow(np.where(foreign, a_end, chunk_end), window.parts)
         foreign, a_end = foreign[s], a_end[s]
         b_start, b_end = a_end.copy(), chunk_end[s]
         part = np.searchsorted(window.parts, s[foreign], side="right") - 1
@@ -177,7 +176,7 @@ class OrderedPairs(TwoSegments):
         """Returns SAMPLE[N] before truncation to max_tokens; label is 1 if B precedes A."""
         sentences = window.sentences
         chunk_end, a_end, _ = self._chunks(window, rng)
-        s = follow(chunk_end)
+        s = follow(chunk_end, window.parts)
         start, end = sentences[s], sentences[chunk_end[s]]
         single = chunk_end[s] == s + 1
         cut = start + rng.integers("pairs/cut", 1, end - start, len(s))[0]
@@ -229,9 +228,11 @@ class FullSentences:
         target = _targets(self.short_rate, self.max_tokens, n, rng)
         last = np.searchsorted(sentences, sentences[:-1] + target, side="right") - 1
         end = np.maximum(last, np.arange(n) + 1)
-        if not self.cross_documents:
+        if self.cross_documents:
+            s = follow_one(end)
+        else:
             end = np.minimum(end, np.repeat(window.parts[1:], np.diff(window.parts)))
-        s = follow(end)
+            s = follow(end, window.parts)
         table = np.zeros(len(s), SAMPLE)
         table["a"], table["a_size"] = sentences[s], sentences[end[s]] - sentences[s]
         if self.cross_documents:
@@ -247,11 +248,28 @@ class FullSentences:
         return {"input_ids": ids, "attention_mask": np.negative(real, out=real)}
 
 
-def follow(next_starts: np.ndarray) -> np.ndarray:
+def follow(next_starts: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """Returns int64[N], ascending: the first sentence of each sample, if no sample crosses parts.
+
+    It follows the links of all parts at once, from their first sentences to their ends.
+    next_starts: for each sentence s, the first sentence of the next sample; it is greater than s.
+    parts: as in `Window`.
+    """
+    starts, ends = parts[:-1].astype(np.int64), parts[1:]
+    found = []
+    while len(starts):
+        inside = starts < ends
+        starts, ends = starts[inside], ends[inside]
+        found.append(starts)
+        starts = next_starts[starts]
+    return np.sort(np.concatenate(found))
+
+
+def follow_one(next_starts: np.ndarray) -> np.ndarray:
     """Returns int64[N], the first sentence of each sample: 0, next_starts[0],
     next_starts[next_starts[0]] ..., up to the last sentence.
 
-    next_starts: for each sentence s, the first sentence of the next sample; it is greater than s.
+    next_starts: as in `follow`, but samples may cross parts.
     """
     links = next_starts.tolist()  # iterating over a list is much faster than over an array
     starts, s = [], 0
@@ -284,19 +302,29 @@ def _rows(tokens: np.ndarray, starts_B: np.ndarray, length: int) -> np.ndarray:
     An index outside `tokens` gives the nearest token.
     """
     if len(starts_B) and 0 <= starts_B.min() and starts_B.max() + length <= len(tokens):
-        # A view of all rows, of which whole rows are copied: faster than gathering single tokens.
-        shape = len(tokens) - length + 1, length
-        rows = np.ndarray(shape, tokens.dtype, tokens, strides=tokens.strides * 2)
-        return rows[starts_B].astype(np.int32)
+        return _sliding_rows(tokens, length)[starts_B].astype(np.int32)
     indices_BL = starts_B[:, None].astype(np.intp) + np.arange(length)
     return tokens.take(indices_BL, mode="clip").astype(np.int32)
 
 
 def _before(stops_B: np.ndarray, length: int) -> np.ndarray:
     """Returns int32[B, L]: -1 (all bits set) in the first stops_B columns of each row, then 0."""
-    mask_BL = np.arange(length, dtype=np.int32) - stops_B[:, None]
-    mask_BL >>= 31
-    return mask_BL
+    return _sliding_rows(_mask(length), length)[length - np.minimum(stops_B, length)]
+
+
+@functools.cache
+def _mask(length: int) -> np.ndarray:
+    """Returns int32[2 * L]: -1 L times, then 0."""
+    return np.repeat(np.array([-1, 0], np.int32), length)
+
+
+def _sliding_rows(values: np.ndarray, length: int) -> np.ndarray:
+    """Returns a view [N - L + 1, L] of values [N]: row i has the L values from the i-th on.
+
+    Copying whole rows of it is faster than gathering or computing single values.
+    """
+    shape = len(values) - length + 1, length
+    return np.ndarray(shape, values.dtype, values, strides=values.strides * 2)
 
 
 def _close(ids: np.ndarray, real: np.ndarray, specials: Specials, *separators: np.ndarray) -> None:
@@ -308,9 +336,12 @@ def _close(ids: np.ndarray, real: np.ndarray, specials: Specials, *separators: n
     rows = np.arange(len(ids))
     for column in separators:
         ids[rows, column] = specials.sep
-    ids ^= specials.pad
-    ids &= real
-    ids ^= specials.pad
+    if specials.pad == 0:
+        ids &= real
+    else:
+        ids ^= specials.pad
+        ids &= real
+        ids ^= specials.pad
 
 
 def _targets(short_rate: float, max_tokens: int, n: int, rng: RowRandom) -> np.ndarray:
@@ -366,18 +397,18 @@ def _close_parts(window: Window, sep: int) -> Window:
 def _cut(window: Window, max_tokens: int) -> Window:
     """Cuts sentences longer than max_tokens into pieces of (nearly) equal size."""
     sizes = np.diff(window.sentences)
-    pieces = -(-sizes // max_tokens)
-    first = _edges(pieces)  # index of the first piece of each sentence
-    if first[-1] == len(sizes):
+    long = np.flatnonzero(sizes > max_tokens)
+    if not len(long):
         return window
-    sentence = np.repeat(np.arange(len(sizes)), pieces)
-    number = np.arange(len(sentence)) - first[sentence]
-    offset = number * sizes[sentence].astype(np.int64) // pieces[sentence]
-    starts = window.sentences[sentence] + offset
+    cuts = -(-sizes[long] // max_tokens) - 1
+    before = _edges(cuts)  # the number of cuts before each long sentence, then that of all cuts
+    number = np.arange(1, before[-1] + 1) - np.repeat(before[:-1], cuts)
+    sentence = np.repeat(long, cuts)
+    offset = number * sizes[sentence].astype(np.int64) // np.repeat(cuts + 1, cuts)
     return dataclasses.replace(
         window,
-        sentences=np.append(starts, window.sentences[-1]).astype(np.int32),
-        parts=first[window.parts],
+        sentences=np.insert(window.sentences, sentence + 1, window.sentences[sentence] + offset),
+        parts=window.parts + before[np.searchsorted(long, window.parts)],
     )
 
 

@@ -54,8 +54,8 @@ class Vocabulary:
 
     @functools.cached_property
     def ordinary_ids(self) -> np.ndarray:
-        """int64, ascending: the ids of the pieces that are not special tokens."""
-        return np.flatnonzero(~self.special_mask)
+        """int32, ascending: the ids of the pieces that are not special tokens."""
+        return np.flatnonzero(~self.special_mask).astype(np.int32)
 
 
 def sentinels_above(size: int, count: int = NUM_SENTINELS) -> np.ndarray:
