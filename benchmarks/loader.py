@@ -2,7 +2,7 @@
 
     python benchmarks/loader.py [--data=prepared/] [--length=128] [--batch_size=256] \\
         [--masking=span]
-    python benchmarks/loader.py --objectives [--length=512]
+    python benchmarks/loader.py --objectives [--length=512] [--records=1000]
 
 Ours is the complete loader from records to masked pairs: reading, segmentation, shuffling,
 assembling, masking. The collator only pads and masks sequences that are already cut (ours,
@@ -12,12 +12,14 @@ Sequences/s per core divide by the CPU time of all threads; the table has the me
 Without --data the records are synthetic: in memory, with lognormal sentences of 24 tokens.
 
 With --objectives, the table has one row per objective, a mixture of two sources, and the packing of
-a window into rows. All rows of the table take turns in each round. The collator's rate is that of
-masking; it has no counterpart for the other objectives.
+a window into rows. All rows of the table take turns in each round. A round is an epoch, so it has
+its share of cutting and packing windows; 1,000 records are about one window. The collator's rate is
+that of masking; it has no counterpart for the other objectives.
 """
 
 import argparse
 import functools
+import itertools
 import pathlib
 import statistics
 import sys
@@ -210,11 +212,13 @@ def main() -> None:
         transform = functools.partial(module.transform, config, flags.length, words)
         mixed = batches_of(transform, module.sampling(config, flags.length, words), sources)
 
+        steps = itertools.count()
+        batches_per_epoch = mixed.samples_per_epoch // flags.batch_size
+
         def build(_: int) -> int:
-            # The same batches in every round, so that no round reads a new window.
-            for step in range(flags.batches):
+            for step in itertools.islice(steps, batches_per_epoch):
                 mixed.batch(step)
-            return flags.batches * flags.batch_size
+            return batches_per_epoch * flags.batch_size
 
         return build
 

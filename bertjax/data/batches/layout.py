@@ -14,6 +14,8 @@ order.
 
 import numpy as np
 
+from bertjax.data.batches import rows
+
 Batch = dict[str, np.ndarray]
 FeatureTable = dict[str, tuple[tuple[int, ...], type]]
 
@@ -27,10 +29,7 @@ def pieces_of(batch: Batch) -> np.ndarray:
 def filled(sizes_BK: np.ndarray, length: int) -> np.ndarray:
     """Returns bool[B, L]: true at the tokens of a row's pieces, false in its padding."""
     total_B = sizes_BK.sum(axis=1)
-    # A view of all rows, of which whole rows are copied: faster than a comparison at each token.
-    values = np.arange(2 * length) < length
-    rows = np.ndarray((length + 1, length), bool, values, strides=(1, 1))
-    return rows[length - total_B]
+    return rows.sliding(np.arange(2 * length) < length, length)[length - total_B]
 
 
 def used(sizes_BK: np.ndarray) -> np.ndarray:
@@ -127,19 +126,19 @@ def lay_out_prefixed(
     prefix_BK: the number of tokens in the prefix of each piece. The prefix ends before the last
     token of its piece.
     """
-    rows = lay_out_targets(tokens_T, sizes_BK, length, pad, start=start, packing=packing)
+    batch = lay_out_targets(tokens_T, sizes_BK, length, pad, start=start, packing=packing)
     if packing:
         sizes_BK = used(sizes_BK)
         prefix_BK = prefix_BK[:, : sizes_BK.shape[1]].astype(np.int32)
         split_BL = _spread(prefix_BK, sizes_BK, length)
-        position_BL = rows["position_ids"]
+        position_BL = batch["position_ids"]
     else:
         split_BL, position_BL = prefix_BK, np.arange(length)
     # The input at position t is token t - 1; the prefix is tokens 0 to split - 1.
-    real_BL = rows["loss_weights"] > 0
+    real_BL = batch["loss_weights"] > 0
     rest_BL = real_BL & (position_BL >= split_BL)
     visible_BL = real_BL & (position_BL <= split_BL)
-    return rows | {
+    return batch | {
         "loss_weights": rest_BL.astype(np.float32),
         "prefix_mask": visible_BL.astype(np.int32),
     }

@@ -93,40 +93,84 @@ def best_fit(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:
     costs_DP: int, the amount of each capacity that a piece uses, from 1 to the capacity.
     capacity: the D capacities of a row, such as the lengths of its inputs and of its targets.
     """
-    capacity_D = np.array(capacity, np.int64)[:, None]
     _, first_C, kind_P, counts_C = np.unique(
         _codes(costs_DP, capacity), return_index=True, return_inverse=True, return_counts=True
     )
     cost_DC = costs_DP[:, first_C]
     members = np.split(np.argsort(kind_P, kind="stable"), np.cumsum(counts_C)[:-1])
-    scale_D = 2**24 // capacity_D
-
-    rows_P = np.empty(costs_DP.shape[1], np.int64)
-    free_DR = np.empty_like(costs_DP, np.int64)
-    num_rows, open_rows = 0, np.zeros(0, np.int64)  # number of rows so far; rows that may have room
-    for kind in np.argsort(-(cost_DC * scale_D).max(axis=0), kind="stable"):
-        cost_D, pieces = cost_DC[:, kind, None], members[kind]
-        open_rows = open_rows[(free_DR[:, open_rows] > 0).all(axis=0)]
-        fits = open_rows[(free_DR[:, open_rows] >= cost_D).all(axis=0)]
-        # At a tie, the row opened first is filled. The words (room left, row) are distinct, so any
-        # sort algorithm gives the same order.
-        words = ((free_DR[:, fits] * scale_D).sum(axis=0) << 32) | fits
-        if len(words) > len(pieces):
-            words = np.partition(words, len(pieces) - 1)[: len(pieces)]
-        fits = np.sort(words) & 0xFFFFFFFF
-        counts = (free_DR[:, fits] // cost_D).min(axis=0)
-        counts = np.diff(np.minimum(np.cumsum(counts), len(pieces)), prepend=0)
-        num_placed = int(counts.sum())
-        rows_P[pieces[:num_placed]] = np.repeat(fits, counts)
-        free_DR[:, fits] -= counts * cost_D
-
-        new_rows = np.arange(len(pieces) - num_placed) // int((capacity_D // cost_D).min())
-        rows_P[pieces[num_placed:]] = num_rows + new_rows
-        new_counts = np.bincount(new_rows)
-        free_DR[:, num_rows : num_rows + len(new_counts)] = capacity_D - new_counts * cost_D
-        open_rows = np.concatenate([open_rows, np.arange(num_rows, num_rows + len(new_counts))])
-        num_rows += len(new_counts)
+    rows_P = np.empty(len(kind_P), np.int64)
+    rows = _Rows(capacity, len(kind_P))
+    for kind in np.argsort(-(cost_DC * rows.scale_D1).max(axis=0), kind="stable").tolist():
+        pieces = members[kind]
+        filled = rows.fill(cost_DC[:, kind], len(pieces))
+        rows_P[pieces[: len(filled)]] = filled
+        if len(filled) < len(pieces):
+            opened = rows.open(cost_DC[:, kind], len(pieces) - len(filled))
+            rows_P[pieces[len(filled) :]] = opened
     return rows_P
+
+
+class _Rows:
+    """The rows of `best_fit`, R at most, and the room in them.
+
+    The room of a row is also counted as one number, the sum of all its capacities times `scale_D1`.
+    It is kept in one word with the number of the row, in the high 32 bits. So words are distinct,
+    and any algorithm sorts them in the same order.
+    """
+
+    def __init__(self, capacity: Sequence[int], limit: int):
+        self._capacity_D1 = np.array(capacity, np.int32)[:, None]
+        self.scale_D1 = 2**24 // self._capacity_D1.astype(np.int64)
+        self._free_DR = np.zeros((len(capacity), limit), np.int32)
+        self._words_R = np.zeros(limit, np.int64)
+        self._size = 0
+
+    def fill(self, cost_D: np.ndarray, number: int) -> np.ndarray:
+        """Adds up to `number` pieces of equal cost; returns the row of each, as far as they fit.
+
+        The rows with the least room are filled first, at a tie the row opened first.
+        """
+        rows = self._fullest(cost_D.tolist(), number)
+        if not len(rows):
+            return rows
+        cost_D1 = cost_D.astype(np.int32)[:, None]
+        free_DR = self._free_DR[:, rows]
+        counts = (free_DR // cost_D1).min(axis=0)
+        totals = np.cumsum(counts)
+        last = int(np.searchsorted(totals, number))  # the row that gets the last piece
+        if last < len(rows):
+            counts[last] -= totals[last] - number
+            counts[last + 1 :] = 0
+        free_DR -= counts * cost_D1
+        self._set(rows, free_DR)
+        return np.repeat(rows, counts)
+
+    def open(self, cost_D: np.ndarray, number: int) -> np.ndarray:
+        """Adds `number` pieces of equal cost to new rows; returns the row of each."""
+        cost_D1 = cost_D[:, None]
+        new = np.arange(number) // int((self._capacity_D1 // cost_D1).min())
+        counts = np.bincount(new)
+        rows = self._size + np.arange(len(counts))
+        self._set(rows, self._capacity_D1 - counts * cost_D1)
+        self._size += len(counts)
+        return rows[new]
+
+    def _fullest(self, cost: list[int], number: int) -> np.ndarray:
+        """Returns the `number` rows with the least room in which a piece fits, or all such rows."""
+        free, *others = self._free_DR[:, : self._size]
+        fits = free >= cost[0]
+        for free, c in zip(others, cost[1:], strict=True):  # faster than `all` over the first axis
+            fits &= free >= c
+        words = self._words_R[: self._size][fits]
+        if len(words) > number:
+            words = np.partition(words, number - 1)[:number]
+        words.sort()
+        return words & 0xFFFFFFFF
+
+    def _set(self, rows: np.ndarray, free_DR: np.ndarray) -> None:
+        """Sets the room that is left in `rows`."""
+        self._free_DR[:, rows] = free_DR
+        self._words_R[rows] = ((free_DR * self.scale_D1).sum(axis=0) << 32) | rows
 
 
 def coarse(costs_DP: np.ndarray, capacity: Sequence[int]) -> np.ndarray:

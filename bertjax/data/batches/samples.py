@@ -14,12 +14,12 @@ therefore drawn for every sentence, and a sample uses those of its first sentenc
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
+from bertjax.data.batches import rows
 from bertjax.data.batches.rng import RowRandom
 from bertjax.data.tokenizers.vocabulary import Specials
 
@@ -84,10 +84,10 @@ class TwoSegments:
         """Returns input_ids, attention_mask, token_type_ids int32[B, L] and the label int32[B]."""
         a_size, b_size, size = table["a_size"], table["b_size"], self.length
         # The masks are -1 where true and 0 elsewhere, so that bits are selected without branches.
-        in_a = _before(a_size + 2, size)
-        real = _before(a_size + b_size + 3, size)
-        ids = _rows(window.tokens, table["b"] - a_size - 2, size)
-        others = _rows(window.tokens, table["a"] - 1, size)
+        in_a = rows.before(a_size + 2, size)
+        real = rows.before(a_size + b_size + 3, size)
+        ids = rows.copied(window.tokens, table["b"] - a_size - 2, size)
+        others = rows.copied(window.tokens, table["a"] - 1, size)
         others ^= ids
         others &= in_a
         ids ^= others
@@ -242,8 +242,8 @@ class FullSentences:
 
     def assemble(self, window: Window, table: np.ndarray) -> dict[str, np.ndarray]:
         """Returns input_ids and attention_mask, int32[B, L]."""
-        real = _before(table["a_size"] + 2, self.length)
-        ids = _rows(window.tokens, table["a"] - 1, self.length)
+        real = rows.before(table["a_size"] + 2, self.length)
+        ids = rows.copied(window.tokens, table["a"] - 1, self.length)
         _close(ids, real, self.specials, table["a_size"] + 1)
         return {"input_ids": ids, "attention_mask": np.negative(real, out=real)}
 
@@ -296,46 +296,15 @@ def truncate(table: np.ndarray, max_tokens: int, front: np.ndarray) -> np.ndarra
     return result
 
 
-def _rows(tokens: np.ndarray, starts_B: np.ndarray, length: int) -> np.ndarray:
-    """Returns int32[B, L]: `length` tokens from each start on.
-
-    An index outside `tokens` gives the nearest token.
-    """
-    if len(starts_B) and 0 <= starts_B.min() and starts_B.max() + length <= len(tokens):
-        return _sliding_rows(tokens, length)[starts_B].astype(np.int32)
-    indices_BL = starts_B[:, None].astype(np.intp) + np.arange(length)
-    return tokens.take(indices_BL, mode="clip").astype(np.int32)
-
-
-def _before(stops_B: np.ndarray, length: int) -> np.ndarray:
-    """Returns int32[B, L]: -1 (all bits set) in the first stops_B columns of each row, then 0."""
-    return _sliding_rows(_mask(length), length)[length - np.minimum(stops_B, length)]
-
-
-@functools.cache
-def _mask(length: int) -> np.ndarray:
-    """Returns int32[2 * L]: -1 L times, then 0."""
-    return np.repeat(np.array([-1, 0], np.int32), length)
-
-
-def _sliding_rows(values: np.ndarray, length: int) -> np.ndarray:
-    """Returns a view [N - L + 1, L] of values [N]: row i has the L values from the i-th on.
-
-    Copying whole rows of it is faster than gathering or computing single values.
-    """
-    shape = len(values) - length + 1, length
-    return np.ndarray(shape, values.dtype, values, strides=values.strides * 2)
-
-
 def _close(ids: np.ndarray, real: np.ndarray, specials: Specials, *separators: np.ndarray) -> None:
     """Writes [CLS], the [SEP] at the given columns, and the padding into rows of text, in place.
 
-    real: as `_before` returns it, for the tokens that are not padding.
+    real: as `rows.before` returns it, for the tokens that are not padding.
     """
     ids[:, 0] = specials.cls
-    rows = np.arange(len(ids))
+    numbers = np.arange(len(ids))
     for column in separators:
-        ids[rows, column] = specials.sep
+        ids[numbers, column] = specials.sep
     if specials.pad == 0:
         ids &= real
     else:
