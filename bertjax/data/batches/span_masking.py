@@ -80,6 +80,7 @@ def choose_spans(
     stops = np.flatnonzero(is_last) + 1
     stops = np.repeat(stops, np.diff(stops, prepend=0))
     numbers = np.cumsum(first_BL) - 1
+    ended = np.cumsum(np.bincount(ends, minlength=b * length + 1))  # words that end by an index
 
     order_BL = masking.shuffled(first_BL, rng) + np.arange(b, dtype=np.int32)[:, None] * length
     words_B = first_BL.sum(axis=1)
@@ -91,7 +92,7 @@ def choose_spans(
     while len(rows):
         start, run, room = order_BL[rows, rank], runs_B[rows], room_B[rows]
         word, target = numbers[start], lengths_BK[rows, run]
-        size = np.minimum(target, np.searchsorted(ends, start + room, side="right") - word)
+        size = np.minimum(target, ended[np.minimum(start + room, b * length)] - word)
         valid = (size > 0) & (word + size <= stops[word])
         end = ends[np.where(valid, word + size - 1, word)]
         # A run may be shorter than `target` if the count allows no more words, but not if the
