@@ -138,6 +138,21 @@ def with_offsets(
     return [dict(zip((*names, "offset_mapping"), row, strict=True)) for row in rows]
 
 
+def epochs(mixed: mixture.Mixture) -> Callable[[], int]:
+    """Returns a function that makes the batches of the next epoch and returns their rows' number.
+
+    So the time has its share of reading, cutting and packing windows of text.
+    """
+    steps, batches = itertools.count(), mixed.samples_per_epoch // mixed.batch_size
+
+    def build() -> int:
+        for step in itertools.islice(steps, batches):
+            mixed.batch(step)
+        return batches * mixed.batch_size
+
+    return build
+
+
 def timed(work: Callable[[], int]) -> tuple[float, float]:
     """Returns sequences/s by wall time and by CPU time."""
     clock, cpu = time.perf_counter(), time.process_time()
@@ -211,16 +226,8 @@ def main() -> None:
     def objective(module, config, sources: int = 1) -> Callable[[int], int]:
         transform = functools.partial(module.transform, config, flags.length, words)
         mixed = batches_of(transform, module.sampling(config, flags.length, words), sources)
-
-        steps = itertools.count()
-        batches_per_epoch = mixed.samples_per_epoch // flags.batch_size
-
-        def build(_: int) -> int:
-            for step in itertools.islice(steps, batches_per_epoch):
-                mixed.batch(step)
-            return batches_per_epoch * flags.batch_size
-
-        return build
+        next_epoch = epochs(mixed)
+        return lambda _: next_epoch()
 
     def packed(_: int) -> int:
         packer = causal_lm.sampling(causal_lm.Config(), flags.length, words)
