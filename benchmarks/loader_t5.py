@@ -26,7 +26,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from benchmarks import loader as benchmark
-from bertjax.data.batches import loader, mixture, spans
+from bertjax.data.batches import mixture, spans
 from bertjax.objectives import span_corruption
 
 CONFIG = span_corruption.Config()
@@ -102,7 +102,7 @@ def main() -> None:
     dataset, words = benchmark.MadeUp(flags.records), benchmark.made_up_vocabulary()
     sampling = span_corruption.sampling(CONFIG, flags.length, words)
     transform = functools.partial(span_corruption.transform, CONFIG, flags.length, words)
-    stream = loader.Stream(dataset, sampling, seed=0)
+    stream = benchmark.stream_of(dataset, sampling, seed=0)
     ours = mixture.Mixture(
         {"": stream}, mixture.Order({"": 1.0}, 0), transform, batch_size=flags.batch_size
     )
