@@ -130,7 +130,7 @@ class Mixture:
         keys = np.empty(len(numbers), np.uint64)
         parts = []
         for index, member in loader.groups(indices):
-            positions_of = self._first[index] + positions[member]
-            part, keys[member] = self._streams[index].samples(positions_of)
+            own = self._first[index] + positions[member]  # positions in the source's stream
+            part, keys[member] = self._streams[index].samples(own)
             parts.append((member, part))
         return self._transform(loader.merge(parts, len(numbers)), RowRandom(keys))

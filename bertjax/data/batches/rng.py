@@ -23,7 +23,7 @@ def row_keys(seed: int, epoch: int | np.ndarray, index: np.ndarray) -> np.ndarra
 
     epoch: one number or int64[B]. index: int64[B], the index of each row's sample in its epoch.
     """
-    key = np.array([(seed + int(_GOLDEN)) & _WORD], np.uint64)  # of one row until epochs differ
+    key = np.array([(seed + int(_GOLDEN)) & _WORD], np.uint64)  # of all rows
     for part in (epoch, index):
         key = _mix(key) ^ np.asarray(part).astype(np.uint64)
     return _mix(key)

@@ -191,18 +191,19 @@ def _lowest(
             break
         limits_G[too_few_G] = 2**32 - 1
 
-    # Score and place in the group are packed into one word, in this order; 0 is no word. Groups of
-    # about equal size are sorted as the rows of an array, much faster than all words at once.
+    # Score and place in the group are packed into one word, in this order. Groups of up to 1, 2, 4
+    # ... words are the rows of an array and are sorted so, much faster than all words at once. The
+    # last word fills the rows.
     words = scores_T[tokens].astype(np.int64)
     words <<= _PLACE_BITS
     words += tokens - np.repeat(first_G, numbers_G)
     words = np.append(words, np.iinfo(np.int64).max)
     places = np.empty(int(wanted_G.sum()), np.int64)
     results_G = np.cumsum(wanted_G) - wanted_G  # where the places of a group start
-    widths_G = np.where(wanted_G > 0, np.frexp(numbers_G - 1)[1], 0)
-    for width in np.unique(widths_G[wanted_G > 0]).tolist():
-        groups = np.flatnonzero(widths_G == width)
-        columns = np.arange(2**width)
+    power_G = np.where(wanted_G > 0, np.frexp(numbers_G - 1)[1], -1)
+    for power in np.unique(power_G[power_G >= 0]).tolist():
+        groups = np.flatnonzero(power_G == power)
+        columns = np.arange(2**power)
         index = edges_G[groups, None] + columns
         index[columns >= numbers_G[groups, None]] = -1
         rows = words[index]
