@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("--data", help="prepared data; default: synthetic records")
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--batch_size", type=int, default=256)
-    parser.add_argument("--batches", type=int, default=400, help="number of our batches per round")
+    parser.add_argument("--batches", type=int, default=400, help="ours, in a round of masking")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--records", type=int, default=RECORDS, help="number of synthetic records")
     parser.add_argument("--objectives", action="store_true", help="one row for each objective")

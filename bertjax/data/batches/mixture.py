@@ -57,9 +57,8 @@ class Order:
         counts = np.array(list(self.counts.values()), np.int64)
         blocks, offsets = np.divmod(numbers, BLOCK)
         indices, positions = np.empty_like(numbers), np.empty_like(numbers)
-        for block in np.unique(blocks):
-            member = np.flatnonzero(blocks == block)
-            index_of, rank_of = self._block(int(block))
+        for block, member in loader.groups(blocks):
+            index_of, rank_of = self._block(block)
             index = index_of[offsets[member]]
             indices[member] = index
             positions[member] = block * counts[index] + rank_of[offsets[member]]
